@@ -1,0 +1,100 @@
+"""How an operation with accesses, ranges, bindings or loop dimensions writes its arguments.
+
+The layout of such an operation is an attribute, a tuple of the argument forms below.  Dimension expressions in it may
+mention symbols, loop dimensions (by name) and operands (``%0`` is operand 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Union
+
+from ir.dims import Dim, substitute, symbol, symbols_of
+
+if TYPE_CHECKING:
+    from ir.core import Operation
+
+LAYOUT = "layout"
+
+
+@dataclass(frozen=True, slots=True)
+class OperandArg:
+    """``%x``: operand ``position`` as it is."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexExpr:
+    """One index of an access: an expression, with ``:+size`` for a run of elements."""
+
+    expr: Dim
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccessArg:
+    """``%A[i, %j:+8]``: elements of operand ``position``."""
+
+    position: int
+    indices: tuple[IndexExpr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RangeArg:
+    """``%i = a to b step c``: defines a region argument that runs from a to b (exclusive)."""
+
+    start: Dim
+    stop: Dim
+    step: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class BindArg:
+    """``%acc = %init`` or ``%x = %A[i]``: defines a region argument that starts as, or stands for, the source."""
+
+    source: OperandArg | AccessArg
+
+
+@dataclass(frozen=True, slots=True)
+class LoopDim:
+    """``i < N`` or ``reduce k < K``: a named iteration dimension."""
+
+    name: str
+    bound: Dim
+    reduce: bool = False
+
+
+Argument = Union[OperandArg, AccessArg, RangeArg, BindArg, LoopDim]
+
+
+def layout_of(op: Operation) -> tuple[Argument, ...]:
+    """The argument forms of an operation whose definition has a layout."""
+    return op.attributes[LAYOUT]  # type: ignore[return-value]
+
+
+def operand_symbol(position: int) -> Dim:
+    """The expression that stands for operand ``position``."""
+    return symbol(f"%{position}")
+
+
+def defines_argument(argument: Argument) -> bool:
+    """Whether the form defines a region argument."""
+    return isinstance(argument, (RangeArg, BindArg))
+
+
+def evaluate_expr(expr: Dim, operands: Sequence[int], names: Mapping[str, int]) -> int:
+    """The integer value of an expression, given operand values and named dimensions.
+
+    Raises KeyError for a name without a value.
+    """
+    if isinstance(expr, int):
+        return expr
+    bindings: dict[str, Dim] = {}
+    for name in symbols_of(expr):
+        bindings[name] = int(operands[int(name[1:])]) if name.startswith("%") else names[name]
+    value = substitute(expr, bindings)
+    if not isinstance(value, int):
+        raise KeyError(str(expr))
+    return value

@@ -1,0 +1,211 @@
+"""From text to a module: drives the LALR tables that Lark makes from grammar.lark, and goes on after a syntax error.
+
+Every operation is built as soon as it is read (no tree of the whole text exists), by :mod:`ir.construct`.
+"""
+
+from __future__ import annotations
+
+import gc
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ir.construct import Constructor
+from ir.core import Module
+from ir.diagnostics import Diagnostic, Diagnostics, GraphError, Location, Source
+from ir.tokens import Comment, Lexer, Token
+
+_STATEMENT_STARTS = ("VALUE", "NAME", "RETURN", "YIELD", "RBRACE", "GRAPH", "FILE", "WHERE")
+
+
+@lru_cache(maxsize=1)
+def _grammar() -> tuple[Any, Lexer]:
+    """The Lark object and its scanner, made once per process."""
+    from lark import Lark
+
+    text = (Path(__file__).parent / "grammar.lark").read_text(encoding="utf-8")
+    lark = Lark(text, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=_SHARED)
+    return lark, Lexer(lark)
+
+
+class _Callbacks:
+    """Lark binds the callbacks of its grammar once; this object passes them on to the constructor in charge."""
+
+    def __init__(self) -> None:
+        self.target: Constructor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Constructor, name):
+            raise AttributeError(name)
+        return lambda children: getattr(self.target, name)(children)
+
+
+_SHARED = _Callbacks()
+
+
+def parse_module(text: str, name: str = "<string>", diagnostics: Diagnostics | None = None) -> Module:
+    """The module that ``text`` spells out.
+
+    All syntax and name errors are collected; with ``diagnostics`` they are added there and the part of the module that
+    could be read is returned, without it a :class:`GraphError` is raised.
+    """
+    source = Source(name, text)
+    report = diagnostics if diagnostics is not None else Diagnostics()
+    enabled = gc.isenabled()
+    gc.disable()  # everything built stays alive; collecting meanwhile doubles the time
+    previous = _SHARED.target
+    try:
+        module = _Parse(source, report).run()
+    finally:
+        _SHARED.target = previous
+        if enabled:
+            gc.enable()
+    if diagnostics is None:
+        report.raise_if_any()
+    return module
+
+
+def decode_text(data: bytes, name: str) -> str:
+    """Program text from bytes: UTF-8, with or without a byte-order mark.  Raises GraphError at the first bad byte."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        good = data[: error.start].decode("utf-8-sig", "replace")
+        source = Source(name, good)
+        what = "UTF-16 text" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else f"byte 0x{data[error.start]:02x}"
+        raise GraphError(Diagnostic(f"not UTF-8: {what}", Location(source, len(good)), "save the file as UTF-8")) from None
+    return text
+
+
+class _Parse:
+    """One run over one text."""
+
+    def __init__(self, source: Source, report: Diagnostics) -> None:
+        self.source = source
+        self.report = report
+        self.comments: list[Comment] = []
+        self.lark, self.lexer = _grammar()
+        self.constructor = Constructor(source, report, self.comments)
+        _SHARED.target = self.constructor
+        self.state = self.lark.parse_interactive("").parser_state
+
+    def run(self) -> Module:
+        from lark.exceptions import UnexpectedToken as unexpected
+
+        constructor, state = self.constructor, self.state
+        braces = constructor.open_braces
+        previous_end = 0
+        skipping_to: tuple[str, ...] | None = None
+        for token in self.lexer.tokens(self.source, self.comments):
+            if skipping_to is not None:
+                if token.type != "$END" and not (token.newlines and token.type in skipping_to and self._unwind(token)):
+                    continue
+                skipping_to = None
+                if token.type == "$END" and not self._unwind(token):
+                    break
+            constructor.previous_end = previous_end
+            try:
+                state.feed_token(token, token.type == "$END")
+            except unexpected as error:
+                self._report(token, error.expected)
+                if token.type == "$END":
+                    break
+                if not self._in_header() and token.newlines and token.type in _STATEMENT_STARTS and self._unwind(token):
+                    state.feed_token(token)  # the broken statement ended before this one
+                else:
+                    skipping_to = ("GRAPH", "FILE") if self._in_header() else _STATEMENT_STARTS
+                    continue
+            if token.type == "LBRACE":
+                braces.append(token.start)
+            elif token.type == "RBRACE" and braces:
+                braces.pop()
+            previous_end = token.end
+        return constructor.finish()
+
+    # -- after an error --------------------------------------------------------------------------------------------
+
+    def _in_header(self) -> bool:
+        """Whether a graph's header has begun and its body has not."""
+        kinds = {v.type for v in self.state.value_stack if isinstance(v, Token)}
+        return "GRAPH" in kinds and "LBRACE" not in kinds
+
+    def _unwind(self, token: Token) -> bool:
+        """Pops the parser's stacks to the innermost list of statements that can go on with ``token``."""
+        state = self.state
+        states = state.parse_conf.states
+        depth = len(state.state_stack)
+        while depth > 0:
+            actions = states[state.state_stack[depth - 1]]
+            if "RETURN" in actions and token.type in actions:
+                break
+            depth -= 1
+        if depth == 0:
+            return False
+        self.constructor.abandon(state.value_stack[depth - 1 :])
+        del state.state_stack[depth:]
+        del state.value_stack[depth - 1 :]
+        self.constructor.open_braces[:] = [v.start for v in state.value_stack if isinstance(v, Token) and v.type == "LBRACE"]
+        return True
+
+    def _report(self, token: Token, expected: set[str]) -> None:
+        source = self.source
+        opened = self._innermost_bracket()
+        location = Location(source, token.start)
+        if token.type == "BAD":
+            self.report.error(_describe_bad(token.text), location)
+            return
+        if token.type == "$END" and opened is not None:
+            self.report.error(f"'{opened.text}' is never closed", Location(source, opened.start))
+            return
+        found = "end of text" if token.type == "$END" else f"'{_clip(token.text)}'"
+        notes = []
+        if opened is not None and opened.text != "{" and (token.newlines or token.text in ")]}"):
+            notes.append((f"'{opened.text}' opened here", Location(source, opened.start)))
+        self.report.error(f"unexpected {found}, expected {self._expected(expected)}", location, notes=notes)
+
+    def _innermost_bracket(self) -> Token | None:
+        for value in reversed(self.state.value_stack):
+            if isinstance(value, Token) and value.text in ("(", "[", "{", "<"):
+                return value
+        return None
+
+    def _expected(self, names: set[str]) -> str:
+        texts = self.lexer.texts
+        words = {
+            "NAME": "a name",
+            "VALUE": "a value (%x)",
+            "SYMBOL": "@name",
+            "INT": "an integer",
+            "STRING": "a string",
+            "FLOAT": "a number",
+            "$END": "end of text",
+        }
+        shown = [words.get(n) or f"'{texts.get(n, n)}'" for n in sorted(names) if n not in ("BAD", "HEX", "UNKNOWN")]
+        if {"RETURN", "GRAPH"} <= names:
+            return "an operation, 'graph' or 'file'"
+        if "RETURN" in names:
+            return "an operation or '}'"
+        if {"NAME", "VALUE", "INT", "FLOAT"} <= names:
+            return "an argument" if "RPAR" in names else "a value"
+        if {"STAR", "PLUS"} <= names:  # inside an expression: what could end it says more than the operators
+            kept = [s for s in shown if s in ("','", "')'", "']'", "'}'", "'>'")]
+            shown = kept or shown
+        if not shown:
+            return "something else"
+        return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + f" or {shown[-1]}"
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _describe_bad(text: str) -> str:
+    if text == '"':
+        return "this string is not closed on its line"
+    if text == "%":
+        return "a value needs a name after '%'"
+    if text == "@":
+        return "a graph or file needs a name after '@'"
+    if text.isprintable() and text.isascii():
+        return f"unexpected character '{text}'"
+    return f"unexpected character U+{ord(text):04X}"

@@ -1,0 +1,226 @@
+"""Types of values.  All are immutable and hashable; ``str(type)`` is the text that the parser reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Union
+
+from ir.dims import Dim, UnknownDim, compatible, format_dim, merge, product, substitute, symbols_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element type.  ``kind`` is one of float, int, uint, bool, index; ``bits`` is the stored width."""
+
+    name: str
+    kind: str
+    bits: int
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether values are integers (``index`` included, ``bool`` not)."""
+        return self.kind in ("int", "uint", "index")
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return max(1, self.bits // 8)
+
+    @property
+    def min_value(self) -> int:
+        """Smallest integer of an integer type."""
+        return 0 if self.kind in ("uint", "bool") else -(1 << (self.bits - 1))
+
+    @property
+    def max_value(self) -> int:
+        """Largest integer of an integer type."""
+        if self.kind == "bool":
+            return 1
+        return (1 << self.bits) - 1 if self.kind == "uint" else (1 << (self.bits - 1)) - 1
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The numpy dtype that holds such elements (``bf16`` through ml_dtypes)."""
+        return _numpy_dtype(self)
+
+
+f64 = DType("f64", "float", 64)
+f32 = DType("f32", "float", 32)
+f16 = DType("f16", "float", 16)
+bf16 = DType("bf16", "float", 16)
+i64 = DType("i64", "int", 64)
+i32 = DType("i32", "int", 32)
+i16 = DType("i16", "int", 16)
+i8 = DType("i8", "int", 8)
+u8 = DType("u8", "uint", 8)
+boolean = DType("bool", "bool", 8)
+index = DType("index", "index", 64)
+
+DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, f16, bf16, i64, i32, i16, i8, u8, boolean, index)}
+
+_NUMPY_NAMES = {"f64": "f8", "f32": "f4", "f16": "f2", "i64": "i8", "i32": "i4", "i16": "i2", "i8": "i1", "u8": "u1", "bool": "?", "index": "i8"}
+_numpy_cache: dict[DType, Any] = {}
+
+
+def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    found = _numpy_cache.get(dtype)
+    if found is None:
+        import numpy as np
+
+        if dtype is bf16 or dtype == bf16:
+            import ml_dtypes
+
+            found = np.dtype(ml_dtypes.bfloat16)
+        else:
+            found = np.dtype(_NUMPY_NAMES[dtype.name])
+        _numpy_cache[dtype] = found
+    return found  # type: ignore[no-any-return]
+
+
+def dtype_from_numpy(dtype: np.dtype[Any]) -> DType | None:
+    """The element type of a numpy array in native or foreign byte order; None when there is none."""
+    native = dtype.newbyteorder("=")
+    for candidate in DTYPES.values():
+        if candidate is not index and candidate.numpy == native:
+            return candidate
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownType:
+    """``?``: not known until inferred."""
+
+    def __str__(self) -> str:
+        return "?"
+
+
+UNKNOWN = UnknownType()
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarType:
+    """A single element of the lower levels, ``f32``; never the same as the rank-0 tensor ``f32[]``."""
+
+    dtype: DType
+
+    def __str__(self) -> str:
+        return self.dtype.name
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """``f32[B, 64]``: element type and dimensions."""
+
+    dtype: DType
+    shape: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}[{', '.join(format_dim(d) for d in self.shape)}]"
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def elements(self) -> Dim:
+        """Number of elements."""
+        return product(self.shape)
+
+    @property
+    def nbytes(self) -> Dim:
+        """Bytes of the elements, stored without gaps."""
+        return product(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_static(self) -> bool:
+        return all(isinstance(d, int) for d in self.shape)
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return TensorType(dtype, self.shape)
+
+    def with_shape(self, shape: tuple[Dim, ...]) -> TensorType:
+        return TensorType(self.dtype, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorType:
+    """``vector<f32[8, 48]>``: a register block; its dimensions are static."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"vector<{self.dtype.name}[{', '.join(map(str, self.shape))}]>"
+
+
+@dataclass(frozen=True, slots=True)
+class MemRefType:
+    """``memref<f32[M, 64], shared, align=128>``: a buffer.  ``space`` is "" for plain memory."""
+
+    dtype: DType
+    shape: tuple[Dim, ...]
+    space: str = ""
+    align: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"{self.dtype.name}[{', '.join(format_dim(d) for d in self.shape)}]"]
+        if self.space:
+            parts.append(self.space)
+        if self.align:
+            parts.append(f"align={self.align}")
+        return f"memref<{', '.join(parts)}>"
+
+
+Type = Union[UnknownType, ScalarType, TensorType, VectorType, MemRefType]
+TYPE_CLASSES = (UnknownType, ScalarType, TensorType, VectorType, MemRefType)
+
+
+def merge_types(a: Type, b: Type) -> Type | None:
+    """The better known of two types that may be equal; None when they can't be."""
+    if isinstance(a, UnknownType):
+        return b
+    if isinstance(b, UnknownType) or a == b:
+        return a
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        if a.dtype == b.dtype and a.rank == b.rank and all(map(compatible, a.shape, b.shape)):
+            return TensorType(a.dtype, tuple(map(merge, a.shape, b.shape)))
+    return None
+
+
+def is_known(type_: Type) -> bool:
+    """Whether neither the type nor one of its dimensions is unknown."""
+    if isinstance(type_, (TensorType, MemRefType)):
+        return not any(isinstance(d, UnknownDim) for d in type_.shape)
+    return not isinstance(type_, UnknownType)
+
+
+def substitute_type(type_: Type, bindings: Mapping[str, Dim]) -> Type:
+    """``type_`` with symbolic dimensions replaced."""
+    if isinstance(type_, TensorType):
+        return TensorType(type_.dtype, tuple(substitute(d, bindings) for d in type_.shape))
+    if isinstance(type_, MemRefType):
+        return MemRefType(type_.dtype, tuple(substitute(d, bindings) for d in type_.shape), type_.space, type_.align)
+    return type_
+
+
+def type_symbols(type_: Type) -> dict[str, None]:
+    """Names of the symbolic dimensions of a type, in order."""
+    found: dict[str, None] = {}
+    if isinstance(type_, (TensorType, MemRefType)):
+        for dim in type_.shape:
+            found.update(symbols_of(dim))
+    return found
