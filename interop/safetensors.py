@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 MAX_HEADER = 100_000_000
 MAX_TENSORS = 1 << 16
-_MAX_ENTRY = 4096  # characters of one entry's {...}
+_MAX_ENTRY = 4096  # bytes of one entry's {...}
+_MAX_NAME = 1 << 16  # bytes of a name as written
 
 DTYPES: Mapping[str, DType] = {
     "F64": f64,
@@ -170,7 +171,7 @@ class _HeaderScanner:
         key = _KEY.match(self.text, self.position)
         if key is None:
             raise self.fail('expected a name: "..." and ":"')
-        name = self._string(key.group(1))
+        name = self._name(key)
         if name == "__metadata__":
             self.position = key.end()
             self._metadata()
@@ -187,7 +188,10 @@ class _HeaderScanner:
             self.position = body.end()
         self._skip_blank()
 
-    def _string(self, literal: bytes) -> str:
+    def _name(self, match: re.Match[bytes]) -> str:
+        if match.end(1) - match.start(1) > _MAX_NAME:
+            raise self.fail(f"a name of more than {_MAX_NAME} bytes")
+        literal = match.group(1)
         try:
             text = json.loads(literal)
             text.encode("utf-8")  # an escape may have made a lone surrogate
@@ -211,7 +215,7 @@ class _HeaderScanner:
             pair = _PAIR.match(self.text, self.position)
             if pair is None:
                 raise self.fail("__metadata__ must be an object of strings")
-            name = self._string(pair.group(1))
+            name = self._name(pair)
             if name in keys:
                 raise self.fail(f"the key {quoted(name)} appears twice in __metadata__")
             if len(keys) >= MAX_TENSORS:

@@ -156,6 +156,8 @@ GOOD = entry("F32", [2], 0, 8)
         (b'{"\xff":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', 1, "not UTF-8"),
         (b'{"a":{"dtype":"U8","shape":[' + b"1" * 5000 + b'],"data_offsets":[0,1]}}', 1, "at most 4096 bytes"),
         (b'{"a":{"dtype":"U8","shape":' + b"[" * 2000 + b',"data_offsets":[0,1]}}', 1, "not JSON"),
+        (b'{"' + b"n" * 70_000 + b'":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', 1, "a name of more than 65536 bytes"),
+        (b'{"__metadata__":{"' + b"n" * 70_000 + b'":""}}', 0, "a name of more than 65536 bytes"),
         (b"[]", 0, "expected '{'"),
         (b" {}", 0, "expected '{'"),
     ],
