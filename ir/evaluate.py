@@ -38,6 +38,10 @@ def round_to(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
         return array.astype(target)
 
 
+READS_STORED_BITS = frozenset({"graph.bitcast"})
+"""Operations that look at the stored bits of elements: what ``double`` keeps wider is rounded before them."""
+
+
 def call_body(
     definition: OpDef,
     arrays: Sequence[NDArray[Any]],
@@ -53,8 +57,11 @@ def call_body(
     positional: list[Any] = []
     keyword: dict[str, Any] = {o.name: None for o in definition.optional_operands}
     for array, name, dtype in zip(arrays, names, operand_dtypes, strict=True):
-        if widen and dtype.is_float and array.dtype != np.float64:
-            array = array.astype(np.float64)
+        if definition.full_name in READS_STORED_BITS and dtype.is_float:
+            array = round_to(array, dtype)
+        elif widen and dtype.is_float and array.dtype != np.float64:
+            with np.errstate(invalid="ignore"):  # a signaling NaN is no reason to warn
+                array = array.astype(np.float64)
         if name in keyword:
             keyword[name] = array
         else:
