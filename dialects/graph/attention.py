@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dialects.graph._shapes import require_rank, require_same_dtype
+from dialects.graph._wide import rounded
 from ir.dims import Dim, UnknownDim, compatible, exact_div
 from ir.opdef import Float, Integer, Tensor, TypeProblem, op
-from ir.types import TensorType
+from ir.types import DType, TensorType
 
 Optional = TensorType | None
 
@@ -117,9 +118,11 @@ def _positions_allowed(steps: int, total: int, length: NDArray[Any] | None, caus
     return seen & (key + to_last < valid) if causal else np.broadcast_to(seen, (*seen.shape[:-2], steps, total))
 
 
-def _scores(q: NDArray[Any], k: NDArray[Any], scale: float | None) -> NDArray[np.float64]:
-    factor = scale if scale is not None else 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
-    return np.matmul(q, np.swapaxes(k, -1, -2)) * factor  # type: ignore[no-any-return]
+def scale_factor(scale: float | None, width: int, dtype: DType) -> float:
+    """What the scores are multiplied with: ``scale`` or 1 / sqrt(D), in the type of the computation."""
+    if scale is None:
+        scale = 1.0 / math.sqrt(width) if width else 1.0
+    return rounded(scale, dtype)
 
 
 def masked_softmax(scores: NDArray[Any]) -> NDArray[Any]:
@@ -130,17 +133,18 @@ def masked_softmax(scores: NDArray[Any]) -> NDArray[Any]:
     return e / np.where(total == 0.0, 1.0, total)  # type: ignore[no-any-return]
 
 
-@op(infer=_attention_type, composite=True)
+@op(infer=_attention_type, composite=True, needs_output_type=True)
 def attention(
     q: Float, k: Float, v: Float, *,
     mask: Tensor | None = None, past_k: Tensor | None = None, past_v: Tensor | None = None, length: Integer | None = None,
-    causal: bool = False, scale: float | None = None,
+    causal: bool = False, scale: float | None = None, output_type: TensorType,
 ) -> Tensor:
     """Scaled dot-product attention: softmax(q @ k^T * scale + mask) @ v for each head.
 
     ``q`` is ``[B, Hq, S, D]``, ``k`` is ``[B, Hk, T, D]``, ``v`` is ``[B, Hk, T, Dv]``; the result is ``[B, Hq, S,
     Dv]``.  Rank 3 leaves out ``B``, rank 2 the heads as well.  ``Hk`` divides ``Hq`` (grouped queries): query head
-    ``h`` uses key head ``h floordiv (Hq floordiv Hk)``. ``scale`` is ``1 / sqrt(D)`` when left out.  All tensors
+    ``h`` uses key head ``h floordiv (Hq floordiv Hk)``. ``scale`` is ``1 / sqrt(D)`` when left out, and is
+    rounded to the type of the computation, f32 or f64.  All tensors
     have the same element type, which the result has too.
 
     * ``past_k`` ``[B, Hk, P, D]`` and ``past_v`` ``[B, Hk, P, Dv]``, given together, are put in front of ``k`` and
@@ -195,7 +199,7 @@ def attention(
     q4, k4, v4 = (t.reshape((1,) * (4 - rank) + t.shape) for t in (q, k, v))
     group = q4.shape[1] // k4.shape[1] if k4.shape[1] else 1
     k4, v4 = np.repeat(k4, group, axis=1), np.repeat(v4, group, axis=1)
-    scores = _scores(q4, k4, scale)
+    scores = np.matmul(q4, np.swapaxes(k4, -1, -2)) * scale_factor(scale, q.shape[-1], output_type.dtype)
     if mask is not None and mask.dtype != np.bool_:
         scores = scores + mask
     steps, total = scores.shape[-2:]

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from dialects.graph._shapes import normalize_axis, require_rank, require_same_dtype
+from dialects.graph._wide import rounded
 from ir.dims import compatible
 from ir.opdef import Float, Tensor, TypeProblem, op
 from ir.types import TensorType
@@ -95,8 +96,8 @@ def _rmsnorm_type(x: TensorType, *, weight: TensorType | None, eps: float) -> Te
     return x
 
 
-@op(infer=_rmsnorm_type, composite=True)
-def rmsnorm(x: Float, *, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+@op(infer=_rmsnorm_type, composite=True, needs_output_type=True)
+def rmsnorm(x: Float, *, weight: Tensor | None = None, eps: float = 1e-6, output_type: TensorType) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis.
 
     Root mean square normalization (Zhang and Sennrich, 2019): no mean is subtracted.  ``weight`` is ``[D]`` for
@@ -106,8 +107,8 @@ def rmsnorm(x: Float, *, weight: Tensor | None = None, eps: float = 1e-6) -> Ten
     1.8e19`` overflows and the row becomes 0.
 
     A row of zeros is 0 for ``eps > 0`` and NaN (0 / 0) for ``eps = 0``.  NaN in a row makes it NaN; with an
-    infinity that element is NaN and the finite ones 0.  An empty last axis gives an empty result.  A negative
-    ``eps`` is an error.
+    infinity that element is NaN and the finite ones 0.  An empty last axis gives an empty result.  ``eps`` is rounded to
+    the type of the computation, f32 or f64; a negative one is an error.
 
     Example::
 
@@ -124,7 +125,7 @@ def rmsnorm(x: Float, *, weight: Tensor | None = None, eps: float = 1e-6) -> Ten
         }
     """
     mean = np.sum(x * x, axis=-1, keepdims=True) / np.float64(x.shape[-1])
-    y = x / np.sqrt(mean + eps)
+    y = x / np.sqrt(mean + rounded(eps, output_type.dtype))
     return y if weight is None else y * weight  # type: ignore[no-any-return]
 
 
@@ -136,8 +137,10 @@ def _layernorm_type(x: TensorType, *, weight: TensorType | None, bias: TensorTyp
     return x
 
 
-@op(infer=_layernorm_type, composite=True)
-def layernorm(x: Float, *, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+@op(infer=_layernorm_type, composite=True, needs_output_type=True)
+def layernorm(
+    x: Float, *, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, output_type: TensorType
+) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis.
 
     Layer normalization (Ba, Kiros and Hinton, 2016).  The variance is the mean of ``(x - mean)^2`` (divided by D,
@@ -147,7 +150,8 @@ def layernorm(x: Float, *, weight: Tensor | None = None, bias: Tensor | None = N
     where deviations above 1.8e19 overflow.
 
     A constant row is ``bias`` (or 0) for ``eps > 0`` and NaN (0 / 0) for ``eps = 0``.  NaN or an infinity in a row
-    makes it NaN.  An empty last axis gives an empty result.  A negative ``eps`` is an error.
+    makes it NaN.  An empty last axis gives an empty result.  ``eps`` is rounded to the
+    type of the computation, f32 or f64; a negative one is an error.
 
     Example::
 
@@ -165,7 +169,8 @@ def layernorm(x: Float, *, weight: Tensor | None = None, bias: Tensor | None = N
     """
     count = np.float64(x.shape[-1])
     centered = x - np.sum(x, axis=-1, keepdims=True) / count
-    y = centered / np.sqrt(np.sum(centered * centered, axis=-1, keepdims=True) / count + eps)
+    variance = np.sum(centered * centered, axis=-1, keepdims=True) / count
+    y = centered / np.sqrt(variance + rounded(eps, output_type.dtype))
     if weight is not None:
         y = y * weight
     return y if bias is None else y + bias  # type: ignore[no-any-return]
@@ -177,8 +182,8 @@ def _l2_type(x: TensorType, *, axis: int, eps: float) -> TensorType:
     return x
 
 
-@op(infer=_l2_type, composite=True)
-def l2_normalize(x: Float, *, axis: int = -1, eps: float = 1e-12) -> Tensor:
+@op(infer=_l2_type, composite=True, needs_output_type=True)
+def l2_normalize(x: Float, *, axis: int = -1, eps: float = 1e-12, output_type: TensorType) -> Tensor:
     """x / max(norm(x), eps): vectors of length one along an axis.
 
     ``norm`` is the square root of the sum of squares along ``axis``, as ``torch.nn.functional.normalize`` has it.
@@ -204,4 +209,4 @@ def l2_normalize(x: Float, *, axis: int = -1, eps: float = 1e-12) -> Tensor:
         }
     """
     norm = np.sqrt(np.sum(x * x, axis=axis, keepdims=True))
-    return x / np.maximum(norm, eps)  # type: ignore[no-any-return]
+    return x / np.maximum(norm, rounded(eps, output_type.dtype))  # type: ignore[no-any-return]
