@@ -739,7 +739,7 @@ class Constructor(literals.LiteralRules):
             except LiteralProblem as problem:
                 self.report.error(problem.message, self.at(problem.offset), hint=problem.hint)
                 ok = False
-        attributes[LAYOUT] = tuple(layout)  # type: ignore[assignment]
+        attributes[LAYOUT] = tuple(layout)  # type: ignore[assignment, arg-type]
         return ok
 
     def _layout_argument(self, node: Any, block: Block, operands: list[Value]) -> Argument:

@@ -286,12 +286,12 @@ class LiteralRules:
                 if not isinstance(count, int) or count > MAX_CONSTANT:
                     raise LiteralProblem(f"this constant has {count} elements, at most {MAX_CONSTANT} can be written", node.start)
                 one = self._elements(leaves, dtype)
-                return Dense(np.full([int(d) for d in declared.shape], one[0], dtype.numpy), dtype)  # type: ignore[arg-type]
+                return Dense(np.full([int(d) for d in declared.shape], one[0], dtype.numpy), dtype)  # type: ignore[arg-type, misc]
             if shape != declared.shape and not (0 in shape and 0 in declared.shape):
                 found = TensorType(dtype, shape)
                 raise LiteralProblem(f"this constant is {found}, but declared {declared}", node.start)
             shape = declared.shape
-        return Dense(self._elements(leaves, dtype).reshape([int(d) for d in shape]), dtype)  # type: ignore[arg-type]
+        return Dense(self._elements(leaves, dtype).reshape([int(d) for d in shape]), dtype)  # type: ignore[arg-type, misc]
 
     def _flatten(self, node: Any, leaves: list[Any]) -> tuple[Dim, ...]:
         if not (isinstance(node, Node) and node.kind == "list"):

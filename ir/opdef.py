@@ -133,7 +133,7 @@ class AttributeSpec:
         converted, ok = _convert(value, self.annotation)
         if not ok:
             raise ValueError(f"expected {describe_annotation(self.annotation)}")
-        return converted
+        return converted  # type: ignore[no-any-return]
 
 
 def _convert(value: Any, annotation: Any) -> tuple[Any, bool]:
@@ -211,7 +211,8 @@ class OpDef:
     ``exact`` (integer-valued float inputs give the exact result, so that order does not matter),
     ``exact_bits`` (moves or compares elements, computes nothing), ``is_terminator``, ``composite`` (has a
     decomposition into primitives), ``traps`` (may fail on some values, so it must not be run speculatively),
-    ``index_operands`` (operand -> (indexed operand, axis attribute or number): its values are indices along that axis).
+    ``index_operands`` (operand -> (indexed operand, axis attribute or number): its values are indices along that axis),
+    ``updates`` (the operand of which the result is a new version, written in place; see :mod:`ir.updates`).
     """
 
     def __init__(
@@ -235,6 +236,7 @@ class OpDef:
         index_operands: Mapping[str, tuple[str, str | int]] | None = None,
         needs_output_type: bool = False,
         result_count: int | None = 1,
+        updates: str | None = None,
     ) -> None:
         self.name = name
         self.dialect = dialect
@@ -253,6 +255,7 @@ class OpDef:
         self.traps = traps
         self.index_operands = dict(index_operands or {})
         self.needs_output_type = needs_output_type
+        self.updates = updates
         self.result_count = result_count  # None: as many as the program names
         self.required_operands = tuple(o for o in self.operand_specs if not o.optional and not o.variadic)
         self.variadic = next((o for o in self.operand_specs if o.variadic), None)

@@ -1,0 +1,46 @@
+"""What a pass is: a frozen dataclass whose fields are its options.
+
+A pass lives in a file of its own; the file's name with dashes is the pass's name (``constant_fold.py`` holds class
+``ConstantFold``, called ``constant-fold``).  Its docstring is its reference page, with the program before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from ir.core import Module
+
+if TYPE_CHECKING:
+    from ir.weights import WeightSource
+
+
+@dataclass
+class PassContext:
+    """What a pass may use besides the module: the weights, and a place to count what it did."""
+
+    sources: Mapping[str, WeightSource] = field(default_factory=dict)
+    statistics: dict[str, int] = field(default_factory=dict)
+
+    def count(self, what: str, amount: int = 1) -> None:
+        """Adds to a statistic that ``--statistics`` prints."""
+        self.statistics[what] = self.statistics.get(what, 0) + amount
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Base of all passes.
+
+    ``preserves`` says what stays the same: ``bits`` of every result on any input, or only ``values`` up to rounding
+    (as when one operation becomes several).  ``needs_types`` asks for inferred types before it runs.  A pass that runs
+    twice changes nothing the second time, unless ``idempotent`` is False.
+    """
+
+    preserves: ClassVar[Literal["bits", "values"]] = "bits"
+    needs_types: ClassVar[bool] = True
+    idempotent: ClassVar[bool] = True
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        """Rewrites the module in place; returns whether anything changed."""
+        raise NotImplementedError
