@@ -533,6 +533,11 @@ class Module:
             return next(iter(self.graphs.values()))
         raise KeyError("main")
 
+    def __str__(self) -> str:
+        from ir.printer import print_module
+
+        return print_module(self)
+
     def walk(self) -> Iterator[Operation]:
         """All operations of all graphs."""
         for graph in self.graphs.values():

@@ -9,11 +9,10 @@ import numpy as np
 
 from ir.attributes import FileRef, GraphRef
 from ir.core import Graph, Module, Operation, Value
-from ir.diagnostics import Diagnostic, GraphError
+from ir.diagnostics import Diagnostic, Diagnostics, GraphError
 from ir.dims import Dim, DimExpr, UnknownDim, substitute, symbols_of
 from ir.evaluate import round_to
 from ir.inference import Inference, unify_call
-from ir.diagnostics import Diagnostics
 from ir.signature import constraint_holds
 from ir.types import DType, TensorType, Type, type_symbols
 
@@ -124,7 +123,8 @@ def generate_inputs(
     for position, parameter in enumerate(graph.parameters):
         type_ = types[parameter]
         if not isinstance(type_, TensorType) or any(isinstance(d, UnknownDim) for d in type_.shape):
-            raise GraphError(Diagnostic(f"%{parameter.name} has no known type, so no input can be generated for it", parameter.loc, "give --shape or --input"))
+            message = f"%{parameter.name} has no known type, so no input can be generated for it"
+            raise GraphError(Diagnostic(message, parameter.loc, "give --shape or --input"))
         shape = [substitute(d, sizes) for d in type_.shape]
         generator = np.random.default_rng([seed, position, len(shape)])
         arrays.append(generate_array(generator, type_.dtype, [int(d) for d in shape], kind, caution, limits.get(parameter)))  # type: ignore[arg-type]

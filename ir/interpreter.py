@@ -55,7 +55,7 @@ class Interpreter:
 
     ``sources`` hold the tensors of the files of weights.  With ``double`` floats stay float64 between operations (for
     comparing two programs without rounding noise).  ``on_operation`` is called after each operation of the outermost
-    graph, with it and its results.
+    graph, with it and its results.  ``quiet`` runs leave out ``print``.
     """
 
     def __init__(
@@ -65,11 +65,13 @@ class Interpreter:
         *,
         double: bool = False,
         on_operation: Callable[[Operation, Sequence[Any]], None] | None = None,
+        quiet: bool = False,
     ) -> None:
         self.module = module
         self.sources = sources or {}
         self.double = double
         self.on_operation = on_operation
+        self.quiet = quiet
         self._weights: dict[tuple[str, str], NDArray[Any]] = {}
         self._depth = 0
 
@@ -162,6 +164,8 @@ class Interpreter:
         if definition.full_name == "graph.weight":
             array = self._weight(op)
             return (array,), (self._weight_dtype(op),)
+        if definition.full_name == "graph.print" and self.quiet:
+            return (), ()
         if definition.full_name == "graph.call":
             return self._call(op, operands, environment)
         dtypes = [environment.dtypes[v] for v in op.operands]

@@ -11,7 +11,15 @@ from ir.core import Operation, Use, Value
 from ir.diagnostics import AnyLocation, Location
 from ir.opdef import PRESENT
 
-_TOKEN = re.compile(r"""//[^\n]*|(?P<value>%[A-Za-z0-9_][A-Za-z0-9_.]*|%"(?:\\.|[^"\\\n])*")|"(?:\\.|[^"\\\n])*"|(?P<key>[A-Za-z_][A-Za-z0-9_.]*)\s*=(?!=)|(?P<open>[(\[{])|(?P<close>[)\]}])""")
+_TOKEN = re.compile(
+    r"""//[^\n]*
+    | (?P<value>%[A-Za-z0-9_][A-Za-z0-9_.]*|%"(?:\\.|[^"\\\n])*")
+    | "(?:\\.|[^"\\\n])*"
+    | (?P<key>[A-Za-z_][A-Za-z0-9_.]*)\s*=(?!=)
+    | (?P<open>[(\[{])
+    | (?P<close>[)\]}])""",
+    re.VERBOSE,
+)
 
 
 def _statement_tokens(op: Operation) -> list[tuple[str, int, str]]:

@@ -34,7 +34,6 @@ from ir.dims import Dim, DimExpr, UnknownDim
 from ir.types import (
     TYPE_CLASSES,
     DType,
-    MemRefType,
     ScalarType,
     TensorType,
     Type,
@@ -491,7 +490,8 @@ def check_attributes(definition: OpDef, attributes: Mapping[str, Attribute]) -> 
             result[key] = converted
     for spec in definition.attribute_specs.values():
         if spec.required and spec.name not in result:
-            raise TypeProblem(f"'{definition.text_name}' needs attribute '{spec.name}'", hint=f"write {spec.name}=..., {describe_annotation(spec.annotation)}")
+            hint = f"write {spec.name}=..., {describe_annotation(spec.annotation)}"
+            raise TypeProblem(f"'{definition.text_name}' needs attribute '{spec.name}'", hint=hint)
     return result
 
 

@@ -13,7 +13,9 @@ from typing import Any
 from ir.construct import Constructor
 from ir.core import Module
 from ir.diagnostics import Diagnostic, Diagnostics, GraphError, Location, Source
+from ir.literals import LiteralProblem
 from ir.tokens import Comment, Lexer, Token
+from ir.types import Type
 
 _STATEMENT_STARTS = ("VALUE", "NAME", "RETURN", "YIELD", "RBRACE", "GRAPH", "FILE", "WHERE")
 
@@ -63,6 +65,21 @@ def parse_module(text: str, name: str = "<string>", diagnostics: Diagnostics | N
     if diagnostics is None:
         report.raise_if_any()
     return module
+
+
+def parse_type(text: str) -> Type:
+    """The type that ``text`` spells out.  Raises :class:`ir.literals.LiteralProblem` with an offset into it."""
+    prefix = "graph @t(%x: "
+    report = Diagnostics()
+    module = parse_module(f"{prefix}{text}) {{ return }}", "<type>", report)
+    if report.items:
+        first = report.items[0]
+        offset = first.location.offset - len(prefix) if isinstance(first.location, Location) else 0
+        raise LiteralProblem(first.message, max(0, min(offset, len(text))), first.hint)
+    parameters = module.graphs["t"].parameters if "t" in module.graphs else []
+    if len(parameters) != 1 or parameters[0].inout:
+        raise LiteralProblem("expected one type", 0)
+    return parameters[0].type
 
 
 def decode_text(data: bytes, name: str) -> str:

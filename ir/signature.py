@@ -146,7 +146,8 @@ def match_arguments(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]
     given: dict[str, Any] = dict(zip(names, args, strict=False))
     for name, value in kwargs.items():
         if name not in names:
-            raise GraphError(Diagnostic(f"graph @{graph.name} has no input %{name}", graph.loc, f"its inputs are {', '.join('%' + n for n in names)}"))
+            hint = f"its inputs are {', '.join('%' + n for n in names)}"
+            raise GraphError(Diagnostic(f"graph @{graph.name} has no input %{name}", graph.loc, hint))
         if name in given:
             raise GraphError(Diagnostic(f"input %{name} is given twice", graph.loc))
         given[name] = value

@@ -1,0 +1,129 @@
+"""The public functions: load, parse, compile, run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import dialects
+from graph_opt.binding import Sources, at_location, bind_constants, bind_files
+from graph_opt.executable import Executable
+from ir.core import Graph, Module, clone_module
+from ir.diagnostics import Diagnostic, Diagnostics, GraphError, NamedLocation, did_you_mean
+from ir.parser import decode_text, parse_module
+from ir.verifier import verify_module
+from passes.infra.manager import PassManager
+from passes.pipelines import load_pipeline
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+assert dialects  # defines the operations
+
+Device = Literal["reference"]
+DEVICES: tuple[str, ...] = ("reference",)
+
+
+def parse(text: str, name: str = "<string>") -> Module:
+    """The module that a text spells out, checked.  ``str(module)`` gives the text back.
+
+    Raises :class:`GraphError` with every syntax and type error, each located as ``name:line:col``.
+    """
+    report = Diagnostics()
+    module = parse_module(text, name, report)
+    verify_module(module, report)
+    report.raise_if_any()
+    return module
+
+
+def load(path: str | os.PathLike[str]) -> Module:
+    """The module in a file of UTF-8 text; see :func:`parse`."""
+    name = os.fspath(path)
+    return parse(decode_text(read_program(name), name), name)
+
+
+def read_program(name: str) -> bytes:
+    """The bytes of a program's file.  Raises :class:`GraphError` when it can't be read."""
+    start = NamedLocation(name, 1, 1)
+    try:
+        return Path(name).read_bytes()
+    except FileNotFoundError:
+        raise GraphError(Diagnostic("there is no such file", start, _near_file(name))) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise GraphError(Diagnostic(f"can't be read: {reason}", start)) from None
+
+
+def _near_file(name: str) -> str | None:
+    folder = Path(name).parent
+    try:
+        return did_you_mean(Path(name).name, sorted(os.listdir(folder))[:1000])
+    except OSError:
+        return None
+
+
+def find_graph(module: Module, name: str | None) -> Graph:
+    """The graph called ``name``; for None ``@main``, the only graph, or the only one that no other calls.
+
+    Raises :class:`GraphError` when there is none.
+    """
+    if name is not None:
+        wanted = name.removeprefix("@")
+        if wanted not in module.graphs:
+            raise GraphError(Diagnostic(f"there is no graph @{wanted}", hint=did_you_mean(wanted, module.graphs)))
+        return module.graphs[wanted]
+    if "main" in module.graphs:
+        return module.graphs["main"]
+    called = {op.attributes["callee"].name for op in module.walk() if op.definition.full_name == "graph.call"}  # type: ignore[union-attr]
+    entries = [g for n, g in module.graphs.items() if n not in called]
+    if len(entries) == 1:
+        return entries[0]
+    if not module.graphs:
+        raise GraphError(Diagnostic("the program has no graph"))
+    raise GraphError(Diagnostic("which graph? there is no @main", hint=f"name one of {', '.join('@' + n for n in module.graphs)}"))
+
+
+def compile(
+    program: str | os.PathLike[str] | Module,
+    graph: str | None = None,
+    *,
+    pipeline: str = "O1",
+    device: str = "reference",
+    constants: Mapping[str, ArrayLike] | None = None,
+    files: Mapping[str, str | os.PathLike[str]] | None = None,
+) -> Executable:
+    """A callable from a file or a module (which is left as it is).
+
+    ``graph`` names the graph (see :func:`find_graph`); ``pipeline`` the passes; ``device`` is ``"reference"``.
+    ``constants`` binds parameters to arrays, which are then folded like weights; ``files`` binds declared files of
+    weights to paths.  Raises :class:`GraphError` for everything that is wrong with the program, the pipeline or the files.
+    """
+    folder: Path | None = None
+    if isinstance(program, Module):
+        module = clone_module(program)
+        name = module.source.name if module.source is not None else "<module>"
+        if module.source is not None and Path(name).is_file():
+            folder = Path(name).parent
+    else:
+        name = os.fspath(program)
+        module = load(name)
+        folder = Path(name).parent
+    try:
+        if device not in DEVICES:
+            raise GraphError(Diagnostic(f"there is no device '{device}'", hint=f"devices: {', '.join(DEVICES)}"))
+        entry = find_graph(module, graph)
+        sources: Sources = bind_files(module, files, folder, required=True)
+        bind_constants(module, entry, constants or {}, sources)
+        PassManager(load_pipeline(pipeline), sources=sources).run(module)
+        return Executable(module, module.graphs[entry.name], sources)
+    except GraphError as error:
+        raise at_location(error, NamedLocation(name, 1, 1)) from error
+
+
+def run(
+    program: str | os.PathLike[str] | Module, *args: ArrayLike, files: Mapping[str, str | os.PathLike[str]] | None = None, **kwargs: ArrayLike
+) -> Any:
+    """Compiles a program with the default passes and calls it once; see :func:`compile`."""
+    return compile(program, files=files)(*args, **kwargs)

@@ -1,0 +1,143 @@
+"""The ``graph-opt`` command.
+
+    graph-opt FILE --pipeline P      read a program, run passes, print it
+    graph-opt run FILE               run a program on arrays
+    graph-opt list ops|passes        what there is
+    graph-opt explain NAME           the reference page of an operation or a pass
+
+Only argparse is imported here; the work is in :mod:`graph_opt.commands`.
+Exit status: 0 done, 1 wrong input, 2 wrong usage, 3 a fault of ours, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+_COMMANDS = ("run", "list", "explain")
+
+_EPILOG = """\
+commands:
+  graph-opt FILE --pipeline P      read a program, run passes, print it (this command)
+  graph-opt run FILE               run a program on arrays; see graph-opt run --help
+  graph-opt list ops|passes        what there is
+  graph-opt explain NAME           the reference page of an operation, a pass or a preset
+
+examples:
+  graph-opt samples/mlp.graph --pipeline O1
+  graph-opt samples/mlp.graph --pipeline infer-types,decompose --print-ir-after-all
+  graph-opt run samples/mlp.graph --shape x=f32[4,64]
+"""
+
+
+def _program_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a .graph program; - reads it from standard input")
+    parser.add_argument("--pipeline", metavar="P", help="passes, as in infer-types,constant-fold{budget=4096}, or a preset: O0, O1")
+    parser.add_argument("--shape", metavar="X=TYPE", action="append", default=[], help="the type of a parameter, as x=f32[4,64]; may be repeated")
+    parser.add_argument("--file", metavar="W=PATH", dest="files", action="append", default=[], help="the file of weights @W; may be repeated")
+    parser.add_argument("--graph", metavar="NAME", help="which graph is meant (default: @main, or the only one)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of generated inputs (default 0)")
+    parser.add_argument("--debug", action="store_true", help="show Python's traceback for a fault of graph-opt")
+
+
+def opt_parser() -> argparse.ArgumentParser:
+    """The flags of ``graph-opt FILE``."""
+    parser = argparse.ArgumentParser(
+        prog="graph-opt",
+        description="Reads a program of tensor operations, runs passes, prints the result.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    _program_flags(parser)
+    parser.add_argument("-o", "--output", metavar="OUT", dest="out", help="write the program there instead of to standard output")
+    parser.add_argument("--print-locs", action="store_true", help="write where every operation comes from")
+    watch = parser.add_argument_group("watching the passes (on standard error)")
+    for when in ("before", "after"):
+        watch.add_argument(f"--print-ir-{when}", metavar="PASS", action="append", default=[], help=f"print the program {when} this pass")
+        watch.add_argument(f"--print-ir-{when}-all", action="store_true", help=f"print the program {when} every pass")
+        watch.add_argument(f"--print-ir-{when}-changed", action="store_true", help=f"print the program {when} every pass that changed it")
+    watch.add_argument("--timing", action="store_true", help="time taken by every pass")
+    watch.add_argument("--statistics", action="store_true", help="what every pass did, counted")
+    watch.add_argument("--verify-each", action="store_true", help="check the program after every pass")
+    watch.add_argument("--verify-exec", action="store_true", help="run the program before and after every pass on generated inputs and compare")
+    return parser
+
+
+def run_parser() -> argparse.ArgumentParser:
+    """The flags of ``graph-opt run FILE``."""
+    parser = argparse.ArgumentParser(
+        prog="graph-opt run",
+        description="Runs a program. Inputs that are not given are generated, and that is said.",
+    )
+    _program_flags(parser)
+    parser.add_argument("--input", metavar="X=X.npy", dest="inputs", action="append", default=[], help="an array for a parameter; may be repeated")
+    parser.add_argument("--output", metavar="Y=Y.npy", dest="outputs", action="append", default=[], help="where to write a result; may be repeated")
+    parser.add_argument("--device", default="reference", help="what runs it: reference (the interpreter)")
+    return parser
+
+
+def list_parser() -> argparse.ArgumentParser:
+    """The flags of ``graph-opt list``."""
+    parser = argparse.ArgumentParser(prog="graph-opt list", description="Lists what there is, one line each.")
+    parser.add_argument("what", choices=("ops", "passes"))
+    return parser
+
+
+def explain_parser() -> argparse.ArgumentParser:
+    """The flags of ``graph-opt explain``."""
+    parser = argparse.ArgumentParser(prog="graph-opt explain", description="Prints the reference page of an operation, a pass or a preset.")
+    parser.add_argument("name", metavar="NAME")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status; usage errors leave through SystemExit(2) as argparse does."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _dispatch(args)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+
+
+def _dispatch(args: list[str]) -> int:
+    if args and args[0] in _COMMANDS:
+        command, rest = args[0], args[1:]
+        if command == "list":
+            listed = list_parser().parse_args(rest)
+            from graph_opt import listing
+
+            return listing.list_names(listed.what)
+        if command == "explain":
+            explained = explain_parser().parse_args(rest)
+            from graph_opt import listing
+
+            return listing.explain(explained.name)
+        parsed = run_parser().parse_args(rest)
+        from graph_opt import commands
+
+        return commands.guarded(commands.run_program, parsed)
+    if "--version" in args:
+        from graph_opt import __version__
+
+        print(f"graph-opt {__version__}")
+        return 0
+    parser = opt_parser()
+    if not args:
+        parser.print_help()
+        return 2
+    parsed = parser.parse_args(args)
+    from graph_opt import commands
+
+    return commands.guarded(commands.optimize, parsed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

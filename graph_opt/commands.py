@@ -1,0 +1,370 @@
+"""What the ``graph-opt`` command does once its flags are read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graph_opt.api import DEVICES, find_graph, parse, read_program
+from graph_opt.binding import at_location, bind_files
+from graph_opt.executable import Executable
+from ir.core import Graph, Module, Operation
+from ir.diagnostics import Diagnostic, GraphError, Location, NamedLocation, Source, did_you_mean
+from ir.inputs import CAUTION_LEVELS, choose_sizes, generate_inputs
+from ir.literals import LiteralProblem
+from ir.parser import decode_text, parse_type
+from ir.printer import print_module
+from ir.signature import array_type, bind_shapes
+from ir.types import TensorType, Type
+from passes.infra.manager import Instrumentation, PassFault, PassManager
+from passes.pipelines import load_pipeline
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class UsageError(Exception):
+    """A flag whose value has the wrong form; exit status 2."""
+
+
+def guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Runs a command and turns what it raises into messages and an exit status."""
+    try:
+        return command(args)
+    except UsageError as error:
+        print(f"graph-opt: error: {error}", file=sys.stderr)
+        return 2
+    except GraphError as error:
+        located = at_location(error, NamedLocation(_shown_name(args.file), 1, 1))
+        print(located, file=sys.stderr)
+        return 1
+    except PassFault as fault:
+        print(f"graph-opt: {fault}", file=sys.stderr)
+        _save_reproducer(fault.before, f"--pipeline '{fault.pass_text}'", args)
+        if args.debug:
+            traceback.print_exc()
+        return 3
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        print(f"graph-opt: internal error: {type(error).__name__}: {error}", file=sys.stderr)
+        _save_reproducer(_input_text(args), f"--pipeline '{args.pipeline}'" if args.pipeline else "", args)
+        if args.debug:
+            traceback.print_exc()
+        else:
+            print("this is a fault of graph-opt, please report it (--debug shows more)", file=sys.stderr)
+        return 3
+
+
+def _shown_name(file: str) -> str:
+    return "<stdin>" if file == "-" else file
+
+
+def _save_reproducer(text: str, flags: str, args: argparse.Namespace) -> None:
+    try:
+        handle, path = tempfile.mkstemp(prefix="graph-opt-reproducer-", suffix=".graph")
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(f"// graph-opt THIS-FILE {flags}{' --verify-exec' if getattr(args, 'verify_exec', False) else ''}\n\n{text}")
+    except OSError as error:
+        print(f"(no reproducer could be written: {error})", file=sys.stderr)
+        return
+    print(f"reproducer: {path}", file=sys.stderr)
+
+
+_stdin_text: list[str] = []
+
+
+def _input_text(args: argparse.Namespace) -> str:
+    try:
+        return _stdin_text[0] if args.file == "-" else Path(args.file).read_text(encoding="utf-8", errors="replace")
+    except (OSError, IndexError):
+        return ""
+
+
+def _read(args: argparse.Namespace) -> Module:
+    name = _shown_name(args.file)
+    if args.file == "-":
+        text = decode_text(sys.stdin.buffer.read(), name)
+        _stdin_text[:] = [text]
+    else:
+        text = decode_text(read_program(args.file), name)
+    return parse(text, name)
+
+
+def _folder(args: argparse.Namespace) -> Path | None:
+    return None if args.file == "-" else Path(args.file).parent
+
+
+# -- graph-opt FILE ------------------------------------------------------------------------------------------------
+
+
+def optimize(args: argparse.Namespace) -> int:
+    """Reads a program, runs passes, prints it."""
+    passes = load_pipeline(args.pipeline or "")
+    module = _read(args)
+    sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=False)
+    _apply_shapes(module, args)
+    watch = Instrumentation(
+        print_before=(*args.print_ir_before, *(["all"] if args.print_ir_before_all else [])),
+        print_after=(*args.print_ir_after, *(["all"] if args.print_ir_after_all else [])),
+        print_before_changed=args.print_ir_before_changed,
+        print_after_changed=args.print_ir_after_changed,
+        verify_each=args.verify_each,
+        verify_exec=args.verify_exec,
+        seed=args.seed,
+        emit=lambda text: print(text, file=sys.stderr),
+        progress=_Progress().show,
+    )
+    manager = PassManager(passes, watch, sources)
+    try:
+        manager.run(module)
+    finally:
+        _report_passes(manager, args)
+    _write(print_module(module, locations=args.print_locs), args)
+    return 0
+
+
+def _report_passes(manager: PassManager, args: argparse.Namespace) -> None:
+    rows = manager.records
+    width = max((len(r.text) for r in rows), default=0)
+    if args.timing and rows:
+        total = sum(r.seconds for r in rows)
+        for r in rows:
+            share = r.seconds / total if total else 0.0
+            print(f"{r.text:<{width}}  {r.seconds * 1e3:9.3f} ms  {share:6.1%}", file=sys.stderr)
+        print(f"{'total':<{width}}  {total * 1e3:9.3f} ms", file=sys.stderr)
+    if args.statistics:
+        for r in rows:
+            counts = ", ".join(f"{n} {what}" for what, n in sorted(r.statistics.items()) if n) or "nothing to do"
+            print(f"{r.text:<{width}}  {counts}", file=sys.stderr)
+    if args.verify_exec:
+        for r in rows:
+            print(f"{r.text:<{width}}  {r.note or 'unchanged'}", file=sys.stderr)
+
+
+def _write(text: str, args: argparse.Namespace) -> None:
+    """To standard output, or whole to a file: a temporary one beside it is renamed, so nothing is left half written."""
+    if args.out is None:
+        sys.stdout.write(text)
+        return
+    target = Path(args.out)
+    place = NamedLocation(args.out, 1, 1)
+    if args.file != "-" and target.exists() and target.samefile(args.file):
+        raise GraphError(Diagnostic("the output is the input", place, "write to another file"))
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        raise GraphError(Diagnostic("the output is not a regular file", place))
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise GraphError(Diagnostic(f"can't be written: {error.strerror}", place)) from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class _Progress:
+    """One line on a terminal that says what is being done; nothing elsewhere, and nothing in the first half second."""
+
+    def __init__(self) -> None:
+        self.active = sys.stderr.isatty()
+        self.start = time.monotonic()
+        self.shown = 0.0
+
+    def show(self, text: str) -> None:
+        now = time.monotonic()
+        if self.active and now - self.start > 0.5 and now - self.shown > 0.1:
+            self.shown = now
+            print(f"\r\033[K{text[:78]}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self.shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+# -- flags ---------------------------------------------------------------------------------------------------------
+
+
+def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
+    """``name=value`` flags as a dictionary."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        name = name.strip().lstrip("%@")
+        if not mark or not name or not value:
+            raise UsageError(f"{flag} {text}: expected NAME=VALUE")
+        if name in found:
+            raise UsageError(f"{flag} {name} is given twice")
+        found[name] = value
+    return found
+
+
+def _shapes(args: argparse.Namespace) -> dict[str, TensorType]:
+    shapes: dict[str, TensorType] = {}
+    for name, text in _pairs(args.shape, "--shape").items():
+        source = Source("<--shape>", text)
+        try:
+            type_: Type = parse_type(text)
+        except LiteralProblem as problem:
+            raise GraphError(Diagnostic(problem.message, Location(source, problem.offset), problem.hint)) from None
+        if not isinstance(type_, TensorType):
+            raise GraphError(Diagnostic(f"expected a tensor type, found {type_}", Location(source, 0), f"write {name}=f32[4,64]"))
+        shapes[name] = type_
+    return shapes
+
+
+def _apply_shapes(module: Module, args: argparse.Namespace) -> None:
+    shapes = _shapes(args)
+    if shapes:
+        from passes.graph.specialize import specialize_graph
+
+        specialize_graph(module, find_graph(module, args.graph), shapes, {})
+
+
+# -- graph-opt run -------------------------------------------------------------------------------------------------
+
+
+def run_program(args: argparse.Namespace) -> int:
+    """Runs a program on given and generated arrays."""
+    if args.device not in DEVICES:
+        hint = did_you_mean(args.device, DEVICES) or f"devices: {', '.join(DEVICES)}"
+        raise UsageError(f"there is no device '{args.device}' ({hint})")
+    passes = load_pipeline(args.pipeline or "O1")
+    module = _read(args)
+    outputs = _pairs(args.outputs, "--output")
+    entry = find_graph(module, args.graph)
+    _check_outputs(entry, outputs)
+    given = {n: _load_array(path, n, entry) for n, path in _pairs(args.inputs, "--input").items()}
+    sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=True)
+    _bind_input_types(module, entry, given, args)
+    progress = _Progress()
+    PassManager(passes, Instrumentation(progress=progress.show), sources).run(module)
+    entry = module.graphs[entry.name]
+    program = Executable(module, entry, sources)
+    total = len(entry.block)
+    done = [0]
+
+    def tell(op: Operation, results: Sequence[Any]) -> None:
+        done[0] += 1
+        progress.show(f"{done[0]}/{total} {op.definition.text_name} %{op.results[0].name if op.results else ''}")
+
+    arrays, results = _run_with_inputs(program, given, args.seed, tell)
+    progress.clear()
+    _save_outputs(entry, arrays, results, outputs)
+    return 0
+
+
+def _check_outputs(entry: Graph, outputs: dict[str, str]) -> None:
+    known = [*entry.result_names, *(p.name for p in entry.parameters if p.inout)]
+    for name in outputs:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"its results: {', '.join(known)}"
+            raise GraphError(Diagnostic(f"graph @{entry.name} has no result '{name}'", entry.loc, hint))
+
+
+def _load_array(path: str, name: str, entry: Graph) -> NDArray[Any]:
+    from interop import open_weights
+
+    if name not in [p.name for p in entry.parameters]:
+        known = [p.name for p in entry.parameters]
+        hint = did_you_mean(name, known) or f"its inputs: {', '.join(known)}"
+        raise GraphError(Diagnostic(f"graph @{entry.name} has no input '{name}'", entry.loc, hint))
+    try:
+        source = open_weights(path)
+        names = source.names()
+        if len(names) != 1:
+            raise GraphError(Diagnostic(f"expected one array, found {len(names)}"))
+        return source.read(names[0])
+    except GraphError as error:
+        raise at_location(error, NamedLocation(path, 1, 1)) from error
+
+
+def _bind_input_types(module: Module, entry: Graph, given: dict[str, NDArray[Any]], args: argparse.Namespace) -> None:
+    """Gives parameters without a type the type of their array; checks --shape against arrays."""
+    from passes.graph.specialize import specialize_graph
+
+    shapes = _shapes(args)
+    for parameter in entry.parameters:
+        if parameter.name in given:
+            type_ = array_type(given[parameter.name], parameter)
+            if parameter.name in shapes and shapes[parameter.name] != type_:
+                raise GraphError(Diagnostic(f"%{parameter.name}: --shape says {shapes[parameter.name]}, the array is {type_}", parameter.loc))
+            shapes[parameter.name] = type_
+    if shapes:
+        specialize_graph(module, entry, shapes, {})
+
+
+def _run_with_inputs(
+    program: Executable, given: dict[str, NDArray[Any]], seed: int, tell: Callable[[Operation, Sequence[Any]], None]
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    entry = program.graph
+    missing = [p for p in entry.parameters if p.name not in given]
+    if not missing:
+        arrays = [np.array(given[p.name]) for p in entry.parameters]
+        return arrays, program.run(arrays, tell)
+    sizes = choose_sizes(entry)
+    failure: GraphError | None = None
+    for caution in range(CAUTION_LEVELS):
+        generated = generate_inputs(program.module, entry, sizes, "real", seed, caution)
+        arrays = [np.array(given.get(p.name, a)) for p, a in zip(entry.parameters, generated, strict=True)]
+        bind_shapes(entry, [array_type(a, p) for a, p in zip(arrays, entry.parameters, strict=True)])
+        try:
+            inputs = [a.copy() for a in arrays]
+            results = program.run(inputs, tell)
+        except GraphError as error:
+            failure = failure or error
+            continue
+        for parameter, array in zip(entry.parameters, arrays, strict=True):
+            if parameter.name not in given:
+                kind = ("normal random numbers", "positive random numbers", "zeros for integers")[caution]
+                print(f"generated %{parameter.name}: {array_type(array, parameter)} ({kind}, seed {seed})", file=sys.stderr)
+        return inputs, results
+    assert failure is not None
+    raise failure
+
+
+def _save_outputs(entry: Graph, arrays: Sequence[NDArray[Any]], results: Sequence[NDArray[Any]], outputs: dict[str, str]) -> None:
+    named = dict(zip(entry.result_names, results, strict=True))
+    for parameter, array in zip(entry.parameters, arrays, strict=True):
+        if parameter.inout:
+            named.setdefault(parameter.name, array)
+    for name, array in named.items():
+        if name in outputs:
+            _save_array(outputs[name], array)
+            print(f"{name}: {_array_text(array)} -> {outputs[name]}")
+        else:
+            print(f"{name}: {_array_text(array)}\n{np.array2string(array, threshold=64, edgeitems=3, max_line_width=110)}")
+
+
+def _array_text(array: NDArray[Any]) -> str:
+    from ir.types import dtype_from_numpy
+
+    return f"{dtype_from_numpy(array.dtype)}[{', '.join(map(str, array.shape))}]"
+
+
+def _save_array(path: str, array: NDArray[Any]) -> None:
+    try:
+        with open(path, "wb") as out:
+            np.save(out, array, allow_pickle=False)
+    except OSError as error:
+        raise GraphError(Diagnostic(f"can't be written: {error.strerror}", NamedLocation(path, 1, 1))) from None
+
+

@@ -1,0 +1,73 @@
+"""A compiled program: a callable on numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graph_opt.binding import at_location
+from ir.core import Graph, Module, Operation
+from ir.diagnostics import Diagnostic, GraphError
+from ir.interpreter import Interpreter
+from ir.signature import match_arguments
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from ir.weights import WeightSource
+
+
+class Executable:
+    """Runs one graph of a module.
+
+    Call it with arrays by position or by name; it returns an array, or a tuple when the graph has several results (an
+    empty one when it has none).  Arrays must have the declared element types and fitting shapes; any memory layout is
+    accepted.  Arrays of ``inout`` parameters are updated in place.  Raises :class:`GraphError` for arguments that don't
+    fit and for values that an operation can't handle.
+
+    ``module`` is the program after the passes; ``str(executable)`` its text.
+    """
+
+    def __init__(self, module: Module, graph: Graph, sources: Mapping[str, WeightSource]) -> None:
+        self.module = module
+        self.graph = graph
+        self._interpreter = Interpreter(module, sources)
+
+    def __str__(self) -> str:
+        return str(self.module)
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the parameters, in order."""
+        return [p.name for p in self.graph.parameters]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the results, in order."""
+        return list(self.graph.result_names)
+
+    def __call__(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
+        results = self.run(match_arguments(self.graph, args, kwargs))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, arrays: Sequence[ArrayLike], on_operation: Callable[[Operation, Sequence[Any]], None] | None = None) -> list[NDArray[Any]]:
+        """The results for arrays in parameter order.  ``on_operation`` is called after each operation."""
+        try:
+            checked = [_as_array(a, p) for a, p in zip(arrays, self.graph.parameters, strict=False)]
+            self._interpreter.on_operation = on_operation
+            return self._interpreter.run(self.graph, checked if len(checked) == len(arrays) else [np.asarray(a) for a in arrays])
+        except GraphError as error:
+            raise at_location(error, self.graph.loc) from error
+
+
+def _as_array(value: Any, parameter: Any) -> NDArray[Any]:
+    if isinstance(value, np.ma.MaskedArray):
+        raise GraphError(Diagnostic(f"%{parameter.name} is a masked array", parameter.loc, "pass the data and the mask as two arrays"))
+    if parameter.inout and not isinstance(value, np.ndarray):
+        raise GraphError(Diagnostic(f"%{parameter.name} is inout: it takes a numpy array, found {type(value).__name__}", parameter.loc))
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise GraphError(Diagnostic(f"%{parameter.name}: this is no array: {error}", parameter.loc)) from error

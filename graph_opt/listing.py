@@ -1,0 +1,105 @@
+"""``graph-opt list`` and ``graph-opt explain``.
+
+Listing reads the sources instead of importing them: it answers before numpy could be loaded.  A test holds the list
+against the loaded definitions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parent.parent
+_OP = re.compile(r'^@op\((?P<flags>.*?)\)\ndef (?P<name>\w+)\(.*?"""(?P<summary>.+?)(?:\n\s*\n|""")', re.MULTILINE | re.DOTALL)
+_NAME_FLAG = re.compile(r'\bname="(\w+)"')
+_DIALECT_FLAG = re.compile(r'\bdialect="(\w+)"')
+_REGION_OP = re.compile(r'^class \w+\(RegionOpDef\):\n\s+"""(?P<summary>.+?)(?:\n\s*\n|""").*?super\(\).__init__\("(?P<name>\w+)", "(?P<dialect>\w+)"', re.MULTILINE | re.DOTALL)
+
+
+def op_summaries() -> dict[str, str]:
+    """Operation -> first sentence of its docstring, sorted by name."""
+    found: dict[str, str] = {}
+    for path in [_ROOT / "ir" / "builtin.py", *sorted((_ROOT / "dialects").rglob("*.py"))]:
+        for name, summary in _ops_in(path.read_text(encoding="utf-8")):
+            found[name] = " ".join(summary.split())
+    return dict(sorted(found.items()))
+
+
+def _ops_in(text: str) -> Iterator[tuple[str, str]]:
+    for match in _OP.finditer(text):
+        flags = match["flags"]
+        given, dialect = _NAME_FLAG.search(flags), _DIALECT_FLAG.search(flags)
+        name = given[1] if given else match["name"].rstrip("_")
+        yield (f"{dialect[1]}.{name}" if dialect else name), match["summary"]
+    for match in _REGION_OP.finditer(text):
+        yield f"{match['dialect']}.{match['name']}", match["summary"]
+
+
+def list_names(what: str) -> int:
+    """Prints the operations or passes, one line each."""
+    if what == "ops":
+        rows = op_summaries()
+    else:
+        from passes.infra.registry import pass_summaries
+
+        rows = pass_summaries()
+    width = max(map(len, rows))
+    for name, summary in rows.items():
+        print(f"{name:<{width}}  {summary}")
+    return 0
+
+
+def explain(name: str) -> int:
+    """Prints a reference page; 1 when there is none of that name."""
+    from passes.infra.registry import pass_files
+    from passes.pipelines import PRESETS
+
+    if name in PRESETS:
+        print(f"{name} is the pipeline\n\n  {PRESETS[name]}")
+        return 0
+    if name in pass_files():
+        print(pass_page(name), end="")
+        return 0
+    import dialects  # noqa: F401  defines the operations
+    from ir.docs import reference_page
+    from ir.opdef import REGISTRY
+
+    definition = REGISTRY.get(name if "." in name else f"graph.{name}")
+    if definition is None:
+        from ir.diagnostics import did_you_mean
+
+        known = [*pass_files(), *PRESETS, *(d.text_name for d in REGISTRY.values())]
+        hint = did_you_mean(name, known)
+        print(f"graph-opt: error: there is no operation or pass '{name}'" + (f"\n  hint: {hint}" if hint else ""), file=sys.stderr)
+        return 1
+    print(reference_page(definition), end="")
+    return 0
+
+
+def pass_page(name: str) -> str:
+    """The reference page of a pass: its docstring, options and defaults."""
+    import dataclasses
+    import typing
+
+    from ir.opdef import describe_annotation
+    from passes.infra.registry import find_pass
+
+    cls = find_pass(name)
+    lines = [name, "", inspect.getdoc(cls) or "", ""]
+    hints = typing.get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    for field in fields:
+        lines.append(f"  {field.name}  {describe_annotation(hints[field.name])}, default {field.default!r}")
+        about = _field_doc(inspect.getsource(cls), field.name)
+        lines += [f"      {about}"] if about else []
+    lines += [""] if fields else []
+    lines.append(f"Preserves: {'every bit of the results' if cls.preserves == 'bits' else 'the results up to rounding'}")
+    return "\n".join(lines) + "\n"
+
+
+def _field_doc(source: str, field: str) -> str:
+    match = re.search(rf'^    {field}: .*\n    """(.+?)"""', source, re.MULTILINE | re.DOTALL)
+    return " ".join(match[1].split()) if match else ""

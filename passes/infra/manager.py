@@ -1,0 +1,137 @@
+"""Running a pipeline: checks, printing, timing and statistics around every pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ir.core import Module, clone_module
+from ir.diagnostics import GraphError
+from ir.inference import infer_module
+from ir.printer import print_module
+from ir.verifier import verify_module
+from passes.infra.base import Pass, PassContext
+from passes.infra.pipeline import format_pass, pass_name
+
+if TYPE_CHECKING:
+    from ir.weights import WeightSource
+
+
+class PassFault(Exception):
+    """A pass did wrong: it broke the module or its numbers.  This is our fault, never the user's.
+
+    ``pass_text`` is the pass with its options; ``before`` the text of the module it was given.
+    """
+
+    def __init__(self, pass_text: str, message: str, before: str) -> None:
+        super().__init__(f"pass '{pass_text}' {message}")
+        self.pass_text = pass_text
+        self.before = before
+
+
+@dataclass
+class Instrumentation:
+    """What is watched while passes run; the flags of the command line.
+
+    ``print_before`` and ``print_after`` name passes (``all`` stands for every one); ``emit`` receives the texts.
+    """
+
+    print_before: tuple[str, ...] = ()
+    print_after: tuple[str, ...] = ()
+    print_before_changed: bool = False
+    print_after_changed: bool = False
+    verify_each: bool = False
+    verify_exec: bool = False
+    verify_exec_budget: float | None = None
+    seed: int = 0
+    emit: Callable[[str], None] = lambda text: None
+    progress: Callable[[str], None] = lambda text: None
+
+
+@dataclass
+class PassRecord:
+    """What one pass took and did."""
+
+    text: str
+    seconds: float
+    changed: bool
+    statistics: dict[str, int]
+    note: str = ""
+
+
+@dataclass
+class PassManager:
+    """Runs passes in order.  ``records`` tells afterwards what each took and did."""
+
+    passes: Sequence[Pass]
+    instrumentation: Instrumentation = field(default_factory=Instrumentation)
+    sources: Mapping[str, WeightSource] = field(default_factory=dict)
+    records: list[PassRecord] = field(default_factory=list)
+
+    def run(self, module: Module) -> bool:
+        """Rewrites the module in place; returns whether anything changed.
+
+        Raises :class:`GraphError` when the program is wrong, :class:`PassFault` when a pass is.
+        """
+        verify_module(module, sources=self.sources)
+        changed = False
+        typed = False
+        for pass_ in self.passes:
+            if pass_.needs_types and not typed:
+                infer_module(module, self.sources)
+            changed |= self._run_one(pass_, module)
+            typed = True
+        return changed
+
+    def _run_one(self, pass_: Pass, module: Module) -> bool:
+        watch = self.instrumentation
+        name, text = pass_name(pass_), format_pass(pass_)
+        watch.progress(text)
+        if name in watch.print_before or "all" in watch.print_before:
+            watch.emit(f"// before {text}\n{print_module(module)}")
+        reference = clone_module(module) if watch.verify_exec else None
+        before = print_module(module) if watch.verify_each or watch.verify_exec or watch.print_before_changed else None
+        context = PassContext(self.sources)
+        start = time.perf_counter()
+        try:
+            changed = pass_.run(module, context)
+        except GraphError:
+            raise
+        except Exception as error:
+            raise PassFault(text, f"failed: {type(error).__name__}: {error}", before or print_module(module)) from error
+        record = PassRecord(text, time.perf_counter() - start, changed, context.statistics)
+        self.records.append(record)
+        if before is not None and (watch.verify_each or watch.verify_exec):
+            self._check(text, module, before, changed)
+        if watch.print_before_changed and changed:
+            watch.emit(f"// before {text}\n{before}")
+        if reference is not None and (changed or name == "infer-types"):
+            record.note = self._compare(pass_, text, reference, module)
+        if name in watch.print_after or "all" in watch.print_after or (watch.print_after_changed and changed):
+            watch.emit(f"// after {text}\n{print_module(module)}")
+        return changed
+
+    def _check(self, text: str, module: Module, before: str, changed: bool) -> None:
+        try:
+            verify_module(module, sources=self.sources)
+        except GraphError as error:
+            raise PassFault(text, f"made a module that does not verify:\n{error}", before) from error
+        if not changed and print_module(module) != before:
+            raise PassFault(text, "says that it changed nothing, but the text differs", before)
+
+    def _compare(self, pass_: Pass, text: str, reference: Module, module: Module) -> str:
+        from passes.infra.verify_exec import DEFAULT_BUDGET, compare_modules
+
+        outcome = compare_modules(
+            reference,
+            module,
+            pass_.preserves,
+            sources=self.sources,
+            seed=self.instrumentation.seed,
+            budget=self.instrumentation.verify_exec_budget or DEFAULT_BUDGET,
+        )
+        if outcome.mismatch is not None:
+            raise PassFault(text, f"broke the numbers: {outcome.mismatch.describe()}", print_module(reference))
+        return outcome.skipped or "verified"
