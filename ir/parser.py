@@ -6,6 +6,7 @@ Every operation is built as soon as it is read (no tree of the whole text exists
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,48 @@ from ir.types import Type
 _STATEMENT_STARTS = ("VALUE", "NAME", "RETURN", "YIELD", "RBRACE", "GRAPH", "FILE", "WHERE")
 
 
-@lru_cache(maxsize=1)
-def _grammar() -> tuple[Any, Lexer]:
-    """The Lark object and its scanner, made once per process."""
-    from lark import Lark
+class Reduction:
+    """What to do when a rule is complete: take ``size`` values off the stack and put the one they make there.
 
-    text = (Path(__file__).parent / "grammar.lark").read_text(encoding="utf-8")
-    lark = Lark(text, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=_SHARED)
-    return lark, Lexer(lark)
+    ``build`` makes it; None for a rule that only passes its one value on.
+    """
+
+    __slots__ = ("build", "name", "size")
+
+    def __init__(self, size: int, name: str, build: Callable[[list[Any]], Any] | None) -> None:
+        self.size = size
+        self.name = name
+        self.build = build
+
+
+class Tables:
+    """Lark's LALR tables in the form that the loop below wants: state -> symbol -> next state or :class:`Reduction`."""
+
+    def __init__(self) -> None:
+        from lark import Lark
+        from lark.parsers.lalr_analysis import Shift
+
+        text = (Path(__file__).parent / "grammar.lark").read_text(encoding="utf-8")
+        lark = Lark(text, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=_SHARED)
+        self.lexer = Lexer(lark)
+        conf = lark.parse_interactive("").parser_state.parse_conf
+        reductions = {rule: _reduction(rule, build) for rule, build in conf.callbacks.items()}
+        self.states: dict[Any, dict[str, Any]] = {
+            state: {str(symbol): argument if action is Shift else reductions[argument] for symbol, (action, argument) in actions.items()}
+            for state, actions in conf.states.items()
+        }
+        self.start = conf.start_state
+        self.end = conf.end_state
+
+
+def _reduction(rule: Any, build: Callable[[list[Any]], Any]) -> Reduction:
+    passes_on = len(rule.expansion) == 1 and rule.options.expand1 and rule.alias is None
+    return Reduction(len(rule.expansion), str(rule.origin.name), None if passes_on else build)
+
+
+@lru_cache(maxsize=1)
+def _tables() -> Tables:
+    return Tables()
 
 
 class _Callbacks:
@@ -39,7 +74,8 @@ class _Callbacks:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(Constructor, name):
             raise AttributeError(name)
-        return lambda children: getattr(self.target, name)(children)
+        method = getattr(Constructor, name)
+        return lambda children: method(self.target, children)
 
 
 _SHARED = _Callbacks()
@@ -101,15 +137,44 @@ class _Parse:
         self.source = source
         self.report = report
         self.comments: list[Comment] = []
-        self.lark, self.lexer = _grammar()
+        tables = _tables()
+        self.lexer = tables.lexer
+        self.states = tables.states
+        self.end = tables.end
         self.constructor = Constructor(source, report, self.comments)
         _SHARED.target = self.constructor
-        self.state = self.lark.parse_interactive("").parser_state
+        self.state_stack: list[Any] = [tables.start]
+        self.value_stack: list[Any] = []
+
+    def _feed(self, token: Token) -> bool:
+        """Advances the automaton by one token; False, with the stacks at the error, when it can't stand here."""
+        states, state_stack, value_stack = self.states, self.state_stack, self.value_stack
+        kind = token.type
+        while True:
+            action = states[state_stack[-1]].get(kind)
+            if action is None:
+                return False
+            if action.__class__ is not Reduction:
+                state_stack.append(action)
+                value_stack.append(token)
+                return True
+            size = action.size
+            if action.build is None:
+                state_stack[-1] = states[state_stack[-2]][action.name]
+                continue
+            if size:
+                children = value_stack[-size:]
+                del state_stack[-size:]
+                del value_stack[-size:]
+            else:
+                children = []
+            value_stack.append(action.build(children))
+            state_stack.append(states[state_stack[-1]][action.name])
+            if state_stack[-1] == self.end and kind == "$END":
+                return True
 
     def run(self) -> Module:
-        from lark.exceptions import UnexpectedToken as unexpected
-
-        constructor, state = self.constructor, self.state
+        constructor = self.constructor
         braces = constructor.open_braces
         previous_end = 0
         skipping_to: tuple[str, ...] | None = None
@@ -121,14 +186,12 @@ class _Parse:
                 if token.type == "$END" and not self._unwind(token):
                     break
             constructor.previous_end = previous_end
-            try:
-                state.feed_token(token, token.type == "$END")
-            except unexpected as error:
-                self._report(token, error.expected)
+            if not self._feed(token):
+                self._report(token)
                 if token.type == "$END":
                     break
                 if not self._in_header() and token.newlines and token.type in _STATEMENT_STARTS and self._unwind(token):
-                    state.feed_token(token)  # the broken statement ended before this one
+                    self._feed(token)  # the broken statement ended before this one
                 else:
                     skipping_to = ("GRAPH", "FILE") if self._in_header() else _STATEMENT_STARTS
                     continue
@@ -143,28 +206,27 @@ class _Parse:
 
     def _in_header(self) -> bool:
         """Whether a graph's header has begun and its body has not."""
-        kinds = {v.type for v in self.state.value_stack if isinstance(v, Token)}
+        kinds = {v.type for v in self.value_stack if isinstance(v, Token)}
         return "GRAPH" in kinds and "LBRACE" not in kinds
 
     def _unwind(self, token: Token) -> bool:
-        """Pops the parser's stacks to the innermost list of statements that can go on with ``token``."""
-        state = self.state
-        states = state.parse_conf.states
-        depth = len(state.state_stack)
+        """Pops the stacks to the innermost list of statements that can go on with ``token``."""
+        depth = len(self.state_stack)
         while depth > 0:
-            actions = states[state.state_stack[depth - 1]]
+            actions = self.states[self.state_stack[depth - 1]]
             if "RETURN" in actions and token.type in actions:
                 break
             depth -= 1
         if depth == 0:
             return False
-        self.constructor.abandon(state.value_stack[depth - 1 :])
-        del state.state_stack[depth:]
-        del state.value_stack[depth - 1 :]
-        self.constructor.open_braces[:] = [v.start for v in state.value_stack if isinstance(v, Token) and v.type == "LBRACE"]
+        self.constructor.abandon(self.value_stack[depth - 1 :])
+        del self.state_stack[depth:]
+        del self.value_stack[depth - 1 :]
+        self.constructor.open_braces[:] = [v.start for v in self.value_stack if isinstance(v, Token) and v.type == "LBRACE"]
         return True
 
-    def _report(self, token: Token, expected: set[str]) -> None:
+    def _report(self, token: Token) -> None:
+        expected = {name for name in self.states[self.state_stack[-1]] if name.isupper() or name == "$END"}
         source = self.source
         opened = self._innermost_bracket()
         location = Location(source, token.start)
@@ -181,7 +243,7 @@ class _Parse:
         self.report.error(f"unexpected {found}, expected {self._expected(expected)}", location, notes=notes)
 
     def _innermost_bracket(self) -> Token | None:
-        for value in reversed(self.state.value_stack):
+        for value in reversed(self.value_stack):
             if isinstance(value, Token) and value.text in ("(", "[", "{", "<"):
                 return value
         return None

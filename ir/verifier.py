@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 
 def verify_module(module: Module, report: Diagnostics | None = None, sources: Mapping[str, WeightSource] | None = None) -> None:
-    """Structure, then types.  Raises :class:`GraphError` with everything found, or adds it to ``report``."""
+    """Structure, then types.  Raises :class:`GraphError` with everything found, or adds it to ``report``.
+
+    A report that has complaints already is the parser's: it stands for the structure, and only types are checked.
+    """
     own = report if report is not None else Diagnostics()
-    for graph in module.graphs.values():
+    for graph in module.graphs.values() if not own.items else ():
         _GraphVerifier(graph, module, own).run()
     Inference(module, own, sources).run()
     if report is None:
