@@ -38,12 +38,15 @@ def _saturate(x: NDArray[Any], dtype: DType) -> NDArray[Any]:
 
 
 def _to_float(x: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """``x`` in a float type; the one rounding of floats is left to the framework, which in float64 mode does without."""
+    if x.dtype.kind == "f":
+        return x
     if dtype == bf16 and x.dtype == np.int64:
         # Rounding to float64 first would be one rounding too many; 54 bits with a sticky last one are exact there.
         kept = (x >> 10) | ((x & 1023) != 0)
         big = (x >= 2**53) | (x <= -(2**53))
         x = np.where(big, kept.astype(np.float64) * 1024.0, x.astype(np.float64))
-    elif x.dtype.kind != "f" and x.dtype.itemsize < 8:
+    elif x.dtype.itemsize < 8:
         x = x.astype(np.float64)
     return round_to(x, dtype)
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from dialects.graph._shapes import normalize_axes, normalize_axis
+from dialects.graph._special import ieee_maximum, ieee_minimum
 from ir.dims import Dim
 from ir.opdef import Boolean, ExecutionError, Float, Numeric, Tensor, TypeProblem, op
-from ir.types import TensorType, i64
+from ir.types import DType, TensorType, i64
 
 Axes = tuple[int, ...] | None
 
@@ -27,11 +28,28 @@ def _reduced(x: TensorType, axes: Axes, keepdims: bool) -> TensorType:
     return x.with_shape(_without(x.shape, normalize_axes(axes, x.rank), keepdims))
 
 
-def _reduced_nonempty(x: TensorType, axes: Axes, keepdims: bool) -> TensorType:
+def _reduced_nonempty(x: TensorType, axes: Axes, keepdims: bool, initial: int | float | None = None) -> TensorType:
+    _check_initial(initial, x.dtype)
     for axis in normalize_axes(axes, x.rank):
-        if x.shape[axis] == 0:
+        if x.shape[axis] == 0 and initial is None:
             raise TypeProblem(f"{x} has no elements along axis {axis}, so there is none to choose", operand="x")
     return _reduced(x, axes, keepdims)
+
+
+def _check_initial(initial: int | float | None, dtype: DType) -> None:
+    if initial is None:
+        return
+    if dtype.is_float:
+        try:
+            float(initial)
+        except OverflowError:
+            raise TypeProblem(f"initial={initial} is too large", attribute="initial") from None
+        return
+    if isinstance(initial, float):
+        hint = f"write initial={int(initial)}" if initial.is_integer() else None
+        raise TypeProblem(f"initial of a tensor of {dtype} is an integer, found {initial}", attribute="initial", hint=hint)
+    if not dtype.min_value <= initial <= dtype.max_value:
+        raise TypeProblem(f"initial={initial} does not fit in {dtype} ({dtype.min_value} to {dtype.max_value})", attribute="initial")
 
 
 def _axes_of(x: Tensor, axes: Axes) -> tuple[int, ...]:
@@ -199,6 +217,18 @@ def cumsum(x: Numeric, *, axis: int = -1) -> Tensor:
 # -- extremes ----------------------------------------------------------------------------------------------------------
 
 
+def _extreme_from(x: Tensor, axes: tuple[int, ...], keepdims: bool, initial: int | float | None, largest: bool) -> Tensor:
+    """The extreme of the elements and of ``initial``, when there is one."""
+    if initial is None:
+        _require_elements("max" if largest else "min", x, axes)
+        return _extreme(x, axes, keepdims, largest)
+    first = np.full((), initial, x.dtype)
+    if any(x.shape[a] == 0 for a in axes):
+        shape = np.any(x, axis=axes, keepdims=keepdims).shape
+        return np.full(shape, first)
+    return (ieee_maximum if largest else ieee_minimum)(_extreme(x, axes, keepdims, largest), first)
+
+
 def _extreme(x: Tensor, axes: tuple[int, ...], keepdims: bool, largest: bool) -> Tensor:
     """numpy's reduction, with -0 < +0 (numpy returns whichever it meets)."""
     found = _reduce(np.maximum if largest else np.minimum, x, axes, keepdims)
@@ -210,17 +240,27 @@ def _extreme(x: Tensor, axes: tuple[int, ...], keepdims: bool, largest: bool) ->
 
 
 @op(infer=_reduced_nonempty, exact=True, name="max")
-def max_(x: Numeric, *, axes: Axes = None, keepdims: bool = False) -> Tensor:
+def max_(x: Numeric, *, axes: Axes = None, keepdims: bool = False, initial: int | float | None = None) -> Tensor:
     """The largest element along some axes, or of all.
 
     ``axes`` and ``keepdims`` are those of ``sum``.  A NaN anywhere, the last place included, makes NaN, and -0 is less than
-    +0, so the order of the elements doesn't matter.  An axis of no elements is an error, when the program is compiled
-    if the dimension is known then, else when it runs.
+    +0, so the order of the elements doesn't matter.
+
+    ``initial`` counts as one more element; that of a float type is rounded to it, that of an integer type fits in it.
+    It is the result for an axis of no elements, which is an error without it, when the program is compiled if the
+    dimension is known then, else when it runs.
 
     Example::
 
         graph @example(%x: f32[B, 7]) -> f32[B] {
           %y = max(%x, axes=[1])
+          return %y
+        }
+
+    Example, of an axis that may be empty::
+
+        graph @example(%x: f32[B, S]) -> f32[B] {
+          %y = max(%x, axes=[1], initial=-inf)
           return %y
         }
 
@@ -231,23 +271,31 @@ def max_(x: Numeric, *, axes: Axes = None, keepdims: bool = False) -> Tensor:
           return %y
         }
     """
-    along = _axes_of(x, axes)
-    _require_elements("max", x, along)
-    return _extreme(x, along, keepdims, largest=True)
+    return _extreme_from(x, _axes_of(x, axes), keepdims, initial, largest=True)
 
 
 @op(infer=_reduced_nonempty, exact=True, name="min")
-def min_(x: Numeric, *, axes: Axes = None, keepdims: bool = False) -> Tensor:
+def min_(x: Numeric, *, axes: Axes = None, keepdims: bool = False, initial: int | float | None = None) -> Tensor:
     """The smallest element along some axes, or of all.
 
     ``axes`` and ``keepdims`` are those of ``sum``.  A NaN anywhere, the last place included, makes NaN, and -0 is less than
-    +0, so the order of the elements doesn't matter.  An axis of no elements is an error, when the program is compiled
-    if the dimension is known then, else when it runs.
+    +0, so the order of the elements doesn't matter.
+
+    ``initial`` counts as one more element; that of a float type is rounded to it, that of an integer type fits in it.
+    It is the result for an axis of no elements, which is an error without it, when the program is compiled if the
+    dimension is known then, else when it runs.
 
     Example::
 
         graph @example(%x: f32[B, 7]) -> f32[B] {
           %y = min(%x, axes=[1])
+          return %y
+        }
+
+    Example, of an axis that may be empty::
+
+        graph @example(%x: i64[B, S]) -> i64[S] {
+          %y = min(%x, axes=[0], initial=9223372036854775807)
           return %y
         }
 
@@ -258,9 +306,7 @@ def min_(x: Numeric, *, axes: Axes = None, keepdims: bool = False) -> Tensor:
           return %y
         }
     """
-    along = _axes_of(x, axes)
-    _require_elements("min", x, along)
-    return _extreme(x, along, keepdims, largest=False)
+    return _extreme_from(x, _axes_of(x, axes), keepdims, initial, largest=False)
 
 
 def _infer_position(x: TensorType, axis: int, keepdims: bool) -> TensorType:

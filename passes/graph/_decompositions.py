@@ -12,25 +12,24 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dialects.graph._symbolic import at_least_zero
 from dialects.graph._wide import rounded, wide_dtype
 from dialects.graph.arithmetic import add, div, maximum, mul, pow_, sub
 from dialects.graph.attention import head_group, scale_factor
-from dialects.graph.cast import cast
+from dialects.graph.cast import bitcast, cast
 from dialects.graph.comparison import greater, greater_equal, less, logical_and, where
 from dialects.graph.constant import constant, dim, full, iota
 from dialects.graph.elementwise import abs_, cos, exp, expm1, isfinite, log, log1p, neg, rsqrt, sin, sqrt, square
-from dialects.graph.indexing import concat, gather, pad, slice_
+from dialects.graph.indexing import concat, gather, slice_
 from dialects.graph.matmul import matmul
 from dialects.graph.reduction import max_, mean, sum_
 from dialects.graph.rope import inverse_frequencies
 from dialects.graph.shape import reshape, squeeze, unsqueeze
 from dialects.graph.special import erfc
 from ir.attributes import Dense
-from ir.core import Graph, Operation, Value
-from ir.dims import Dim, DimExpr, exact_div, substitute, symbol
+from ir.core import Operation, Value
+from ir.dims import Dim, exact_div
 from ir.evaluate import round_to
-from ir.types import DType, TensorType, f64, i64, is_known
+from ir.types import DType, TensorType, f64, i32, i64, is_known
 
 Decomposition = Callable[[Operation], Sequence[Value]]
 
@@ -106,34 +105,9 @@ def _axis(op: Operation, rank: int) -> int:
 # -- the maximum of a row ----------------------------------------------------------------------------------------------
 
 
-def _lower_bounds(graph: Graph | None) -> dict[str, int]:
-    """What the ``where`` clause says about the least values of the symbols."""
-    found: dict[str, int] = {}
-    for constraint in graph.constraints if graph is not None else ():
-        for left, comparison, right in zip(constraint.dims, constraint.comparisons, constraint.dims[1:], strict=False):
-            small, large = (left, right) if comparison in ("<", "<=") else (right, left)
-            strict = comparison in ("<", ">")
-            if comparison not in ("<", "<=", ">", ">=") or not isinstance(small, int) or not isinstance(large, DimExpr):
-                continue
-            name = str(large)
-            if large == symbol(name):
-                found[name] = max(found.get(name, 0), small + strict)
-    return found
-
-
-def _is_nonempty(size: Dim, graph: Graph | None) -> bool:
-    """Whether a dimension is provably 1 or more."""
-    bounds = _lower_bounds(graph) if isinstance(size, DimExpr) else {}
-    return at_least_zero(substitute(size, {n: symbol(n) + b for n, b in bounds.items()}) - 1)
-
-
-def _row_max(op: Operation, x: Value, axis: int) -> Value:
-    """The maximum along an axis, kept with size 1; -inf where the axis is empty (``max`` refuses that)."""
-    if not _is_nonempty(_shape(x)[axis], op.graph):
-        none = (0,) * _type(x).rank
-        one = tuple(int(i == axis) for i in range(_type(x).rank))
-        x = pad(x, low=none, high=one, value=-math.inf)
-    return max_(x, axes=(axis,), keepdims=True)  # type: ignore[no-any-return]
+def _row_max(x: Value, axis: int) -> Value:
+    """The maximum along an axis, kept with size 1; -inf where the axis is empty."""
+    return max_(x, axes=(axis,), keepdims=True, initial=-math.inf)  # type: ignore[no-any-return]
 
 
 def _row_sum(x: Value, axis: int) -> Value:
@@ -228,7 +202,7 @@ def _softmax(op: Operation) -> Sequence[Value]:
     if _shape(x)[axis] == 0:
         return [x]
     x = _wide(x)
-    e = exp(sub(x, _row_max(op, x, axis)))
+    e = exp(sub(x, _row_max(x, axis)))
     return _rounded_to_result(op, div(e, _row_sum(e, axis)))
 
 
@@ -238,7 +212,7 @@ def _log_softmax(op: Operation) -> Sequence[Value]:
     if _shape(x)[axis] == 0:
         return [x]
     x = _wide(x)
-    shifted = sub(x, _row_max(op, x, axis))
+    shifted = sub(x, _row_max(x, axis))
     return _rounded_to_result(op, sub(shifted, log(_row_sum(exp(shifted), axis))))
 
 
@@ -247,7 +221,7 @@ def _logsumexp(op: Operation) -> Sequence[Value]:
     axis = _axis(op, _type(x).rank)
     if _shape(x)[axis] == 0:
         return [full(shape=_shape(op.result), value=-math.inf, dtype=_dtype(op.result))]
-    largest = _row_max(op, x, axis)
+    largest = _row_max(x, axis)
     shift = where(isfinite(largest), largest, _number(0, _dtype(x)))
     result = add(log(_row_sum(exp(sub(x, shift)), axis)), shift)
     if not op.attribute("keepdims"):
@@ -392,7 +366,7 @@ def _weights(op: Operation, scores: Value) -> Value:
     others, counts as 1.
     """
     dtype = _dtype(scores)
-    top = maximum(_row_max(op, scores, _type(scores).rank - 1), _number(_lowest(dtype), dtype))
+    top = maximum(_row_max(scores, _type(scores).rank - 1), _number(_lowest(dtype), dtype))
     e = exp(sub(scores, top))
     return div(e, maximum(_row_sum(e, -1), _number(1, dtype)))  # type: ignore[no-any-return]
 
@@ -426,7 +400,9 @@ def _attention(op: Operation) -> Sequence[Value]:
 def _scale(q: Value, scale: float | None, width: Dim) -> Value:
     dtype = _dtype(q)
     if scale is None and not isinstance(width, int):
-        return _as(rsqrt(maximum(cast(dim(q, axis=-1), dtype=f64), _number(1.0, f64))), dtype)
+        factor = rsqrt(maximum(cast(dim(q, axis=-1), dtype=f64), _number(1.0, f64)))
+        # by way of the stored bits: the operation has a rounded factor even where a run keeps floats wider
+        return factor if dtype == f64 else bitcast(bitcast(_as(factor, dtype), dtype=i32), dtype=dtype)  # type: ignore[no-any-return]
     return _number(scale_factor(scale, width if isinstance(width, int) else 1, dtype), dtype)
 
 

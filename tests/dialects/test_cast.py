@@ -185,3 +185,10 @@ def test_bitcast_refuses() -> None:
         bitcast(np.zeros(2, np.bool_), dtype=i8)
     with pytest.raises(GraphError, match="needs attribute 'dtype'"):
         cast(np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize("target", [f64, f32, f16, bf16], ids=str)
+def test_float_to_float_keeps_all_digits_in_double_mode(target: DType) -> None:
+    x = np.array([0.1, 1 + 2.0**-40, 65520.0, 1e300])
+    (found,) = cast.evaluate([x], ["x"], {"dtype": target}, [TensorType(target, (4,))], [f32], double=True)
+    assert found.dtype == np.float64 and found.tobytes() == x.tobytes()

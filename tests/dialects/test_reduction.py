@@ -215,6 +215,38 @@ def test_no_elements(definition, attributes):
         definition.evaluate([np.zeros((2, 0))], ["x"], attributes, [TensorType(f32, (2,))], [f32])
 
 
+@pytest.mark.parametrize(("definition", "reference"), [(max_, np.max), (min_, np.min)])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 0), (0, 3), (0, 0)])
+@pytest.mark.parametrize("axes", [None, (0,), (1,), ()])
+@pytest.mark.parametrize("initial", [-2, 0, 5])
+def test_initial(definition, reference, shape, axes, initial):
+    for dtype in (np.float32, np.int8, np.int64):
+        x = np.random.default_rng(7).integers(-4, 5, shape).astype(dtype)
+        for keepdims in (False, True):
+            found = definition(x, axes=axes, initial=initial, keepdims=keepdims)
+            expected = reference(x, axis=axes, initial=initial, keepdims=keepdims)
+            assert found.dtype == dtype and found.shape == expected.shape and np.array_equal(found, expected)
+
+
+def test_initial_of_special_values():
+    empty = np.zeros((2, 0), np.float32)
+    assert max_(empty, axes=(1,), initial=-INF).tolist() == [-INF, -INF] and min_(empty, initial=INF) == INF
+    assert np.isnan(max_(array(1, NAN), initial=INF)) and np.isnan(max_(array(1, 2), initial=NAN)) and np.isnan(max_(empty, initial=NAN))
+    assert np.signbit(max_(array(-0.0), initial=-0.0)) and not np.signbit(max_(array(-0.0), initial=0.0))
+    assert np.signbit(min_(array(0.0), initial=-0.0)) and np.signbit(min_(array(-0.0), initial=0.0))
+    assert max_(np.zeros((0,), np.float16), initial=70000) == INF  # rounded to the element type
+    big = 2**63 - 1
+    assert min_(np.zeros((0,), np.int64), initial=big) == big  # not by way of a float
+
+
+def test_initial_must_fit():
+    assert infer(max_, (2, 0), axes=(1,), initial=-INF).shape == (2,)
+    for dtype, value, text in [(i32, 0.5, "is an integer"), (i32, 2**31, "does not fit in i32"), (f32, 10**400, "too large")]:
+        with pytest.raises(TypeProblem, match=text) as caught:
+            infer(max_, TensorType(dtype, (2,)), initial=value)
+        assert caught.value.attribute == "initial"
+
+
 def test_max_of_other_empty_axes():
     assert max_(np.zeros((0, 3), np.float32), axes=(1,)).shape == (0,)
     assert max_(array(1, 2), axes=()).tolist() == [1, 2]
