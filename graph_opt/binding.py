@@ -44,6 +44,8 @@ def bind_files(module: Module, files: Mapping[str, str | os.PathLike[str]] | Non
             if name in given:
                 sources[name] = open_weights(given[name], sha256=declared.sha256)
                 continue
+            if folder is None and not required:
+                continue
             path = _inside(declared, folder)
             if path.exists():
                 sources[name] = open_weights(path, sha256=declared.sha256, follow_symlinks=False)

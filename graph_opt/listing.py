@@ -16,7 +16,10 @@ _ROOT = Path(__file__).resolve().parent.parent
 _OP = re.compile(r'^@op\((?P<flags>.*?)\)\ndef (?P<name>\w+)\(.*?"""(?P<summary>.+?)(?:\n\s*\n|""")', re.MULTILINE | re.DOTALL)
 _NAME_FLAG = re.compile(r'\bname="(\w+)"')
 _DIALECT_FLAG = re.compile(r'\bdialect="(\w+)"')
-_REGION_OP = re.compile(r'^class \w+\(RegionOpDef\):\n\s+"""(?P<summary>.+?)(?:\n\s*\n|""").*?super\(\).__init__\("(?P<name>\w+)", "(?P<dialect>\w+)"', re.MULTILINE | re.DOTALL)
+_REGION_OP = re.compile(
+    r'^class \w+\(RegionOpDef\):\n\s+"""(?P<summary>.+?)(?:\n\s*\n|""").*?super\(\).__init__\("(?P<name>\w+)", "(?P<dialect>\w+)"',
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def op_summaries() -> dict[str, str]:

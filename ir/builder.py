@@ -71,10 +71,8 @@ class Builder:
         required = len(definition.required_operands)
         if not definition.has_layout and (len(operands) < required or (len(operands) > required and definition.variadic is None)):
             raise GraphError(Diagnostic(f"'{definition.text_name}' takes {required} operands, found {len(operands)}", self.loc))
-        internal = {k: v for k, v in (attributes or {}).items() if k in _INTERNAL}
-        public = {k: v for k, v in (attributes or {}).items() if k not in _INTERNAL}
         try:
-            checked = {**check_attributes(definition, public), **internal}
+            checked = check_attributes(definition, attributes or {})
         except TypeProblem as problem:
             raise GraphError(Diagnostic(problem.message, self.loc, problem.hint)) from None
         if present:
@@ -91,9 +89,6 @@ class Builder:
 
     def _derived_name(self, definition: OpDef) -> str:
         return f"{self.origin}.{definition.name}" if self.origin else definition.name
-
-
-_INTERNAL = (PRESENT, "layout")
 
 
 def infer_result_types(op: Operation) -> tuple[Type, ...]:

@@ -14,7 +14,7 @@ from ir.diagnostics import AnyLocation, Diagnostics, FusedLocation, Location, Na
 from ir.dims import Dim
 from ir.layout import LAYOUT, AccessArg, Argument, BindArg, IndexExpr, LoopDim, OperandArg, RangeArg, operand_symbol
 from ir.literals import LiteralProblem, Node
-from ir.opdef import PRESENT, REGISTRY, OpDef, TypeProblem, check_attributes
+from ir.opdef import PRESENT, REGISTRY, AttributeSpec, OpDef, TypeProblem, check_attributes
 from ir.tokens import Comment, Token
 from ir.types import UNKNOWN, TensorType, Type, UnknownType
 
@@ -164,7 +164,7 @@ class OperationRules(literals.LiteralRules):
             ok = self._complete_constant(node, attributes, types)
         if ok:
             try:
-                attributes = {**check_attributes(definition, attributes), **{k: v for k, v in attributes.items() if k in (PRESENT, LAYOUT)}}
+                attributes = check_attributes(definition, attributes)
             except TypeProblem as problem:
                 self.report.error(problem.message, self._attribute_place(node, problem.attribute), hint=problem.hint)
                 ok = False
@@ -303,7 +303,7 @@ class OperationRules(literals.LiteralRules):
             else:
                 literals_given.append(argument)
         for spec, literal in zip(definition.positional_attributes, literals_given, strict=False):
-            value = self._attribute_value(literal, raw=spec.annotation is Dense)
+            value = self._attribute_value(literal, spec)
             ok &= value is not _FAILED
             attributes[spec.name] = value
         if len(literals_given) > len(definition.positional_attributes):
@@ -355,18 +355,21 @@ class OperationRules(literals.LiteralRules):
             self.report.error(f"'{key.text}' is an operand: expected a value (%name)", self.at(value))
             return False
         spec = definition.attribute_specs.get(key.text)
-        converted = self._attribute_value(value, raw=spec is not None and spec.annotation is Dense)
+        converted = self._attribute_value(value, spec)
         attributes[key.text] = converted
         return converted is not _FAILED
 
-    def _attribute_value(self, node: Any, raw: bool = False) -> Any:
-        if raw:
-            return node
+    def _attribute_value(self, node: Any, spec: AttributeSpec | None) -> Any:
+        if spec is not None and spec.annotation is Dense:
+            return node  # converted when the type is known
+        wants_file = spec is not None and spec.annotation is FileRef
         try:
             value = self.attribute_of(node)
         except LiteralProblem as problem:
             self.report.error(problem.message, self.at(problem.offset), hint=problem.hint)
             return _FAILED
+        if isinstance(value, GraphRef) and wants_file:
+            value = FileRef(value.name)
         if isinstance(value, GraphRef):
             self.calls.append((value.name, self.at(node)))
         if isinstance(value, FileRef) and value.name not in self.module.files:

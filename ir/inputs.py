@@ -14,7 +14,7 @@ from ir.dims import Dim, DimExpr, UnknownDim, substitute, symbols_of
 from ir.evaluate import round_to
 from ir.inference import Inference, unify_call
 from ir.signature import constraint_holds
-from ir.types import DType, TensorType, Type, type_symbols
+from ir.types import DType, MemRefType, TensorType, Type, type_symbols
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ def choose_sizes(graph: Graph, given: Mapping[str, int] | None = None, sizes: Se
     for constraint in graph.constraints:
         for dim in constraint.dims:
             names.update(symbols_of(dim))
-    dims = [d for p in graph.parameters if isinstance(p.type, TensorType) for d in p.type.shape if isinstance(d, DimExpr)]
+    dims = [d for p in graph.parameters if isinstance(p.type, (TensorType, MemRefType)) for d in p.type.shape if isinstance(d, DimExpr)]
     chosen: dict[str, int] = dict(given or {})
     open_names = [n for n in names if n not in chosen]
     budget = [_SEARCH_LIMIT]
@@ -122,7 +122,7 @@ def generate_inputs(
     arrays = []
     for position, parameter in enumerate(graph.parameters):
         type_ = types[parameter]
-        if not isinstance(type_, TensorType) or any(isinstance(d, UnknownDim) for d in type_.shape):
+        if not isinstance(type_, (TensorType, MemRefType)) or any(isinstance(d, UnknownDim) for d in type_.shape):
             message = f"%{parameter.name} has no known type, so no input can be generated for it"
             raise GraphError(Diagnostic(message, parameter.loc, "give --shape or --input"))
         shape = [substitute(d, sizes) for d in type_.shape]

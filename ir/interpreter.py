@@ -14,12 +14,13 @@ import numpy as np
 
 from ir.attributes import Attribute, FileRef, GraphRef
 from ir.core import Block, Graph, Module, Operation, Parameter, Value
-from ir.diagnostics import Diagnostic, GraphError
+from ir.diagnostics import Diagnostic, Diagnostics, GraphError
 from ir.dims import DimExpr, product, substitute
+from ir.inference import Inference
 from ir.locate import attribute_location, use_location
 from ir.opdef import ExecutionError, RegionOpDef, TypeProblem, operand_use_for
 from ir.signature import array_type, bind_shapes, check_count
-from ir.types import DType, TensorType, Type, merge_types, substitute_type
+from ir.types import DType, MemRefType, ScalarType, TensorType, Type, VectorType, merge_types, substitute_type
 from ir.updates import final_versions
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ class Interpreter:
         self.quiet = quiet
         self._weights: dict[tuple[str, str], NDArray[Any]] = {}
         self._depth = 0
+        # scalars and rank-0 tensors look alike in numpy, so programs with loops need their types
+        loops = any(op.regions for op in module.walk())
+        self._static_types: Mapping[Value, Type] = Inference(module, Diagnostics()).run() if loops else {}
 
     def run(self, graph: Graph, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """The results for the given inputs, in order; arrays of ``inout`` parameters are updated in place.
@@ -85,8 +89,13 @@ class Interpreter:
         types = [array_type(a, p) for a, p in zip(arrays, graph.parameters, strict=True)]
         environment = Environment(bind_shapes(graph, types))
         for parameter, array, type_ in zip(graph.parameters, arrays, types, strict=True):
-            # a copy where the caller's array will change under an older version of it
-            environment.arrays[parameter] = np.array(array) if parameter.inout else np.asarray(array, type_.dtype.numpy)
+            # a copy of what is updated, since older versions of it may still be read
+            if parameter.inout:
+                environment.arrays[parameter] = np.array(array)
+            elif isinstance(parameter.type, MemRefType):
+                environment.arrays[parameter] = array  # a buffer: operations write into it
+            else:
+                environment.arrays[parameter] = np.asarray(array, type_.dtype.numpy)
             environment.dtypes[parameter] = type_.dtype
         final = final_versions(graph, self.module) if any(p.inout for p in graph.parameters) else {}
         self._count_uses(graph, environment, list(final.values()))
@@ -160,7 +169,7 @@ class Interpreter:
         operands = [environment.arrays[v] for v in op.operands]
         if isinstance(definition, RegionOpDef):
             results = definition.execute(self, op, operands, environment)
-            return results, [r.type.dtype for r in op.results]  # type: ignore[union-attr]
+            return results, [self._result_dtype(r) for r in op.results]
         if definition.full_name == "graph.weight":
             array = self._weight(op)
             return (array,), (self._weight_dtype(op),)
@@ -169,7 +178,7 @@ class Interpreter:
         if definition.full_name == "graph.call":
             return self._call(op, operands, environment)
         dtypes = [environment.dtypes[v] for v in op.operands]
-        types = [TensorType(d, np.shape(a)) for a, d in zip(operands, dtypes, strict=True)]
+        types = [self._runtime_type(v, a, d) for v, a, d in zip(op.operands, operands, dtypes, strict=True)]
         names = definition.operand_names(op)
         attributes = self._attributes(op, environment)
         result_types = definition.infer(types, names, attributes)
@@ -177,6 +186,14 @@ class Interpreter:
         self._check_results(op, result_types, environment)
         results = definition.evaluate(operands, names, attributes, result_types, dtypes, self.double)
         return results, [t.dtype for t in result_types]  # type: ignore[union-attr]
+
+    def _result_dtype(self, value: Value) -> DType:
+        return self._static_types.get(value, value.type).dtype  # type: ignore[no-any-return, union-attr]
+
+    def _runtime_type(self, value: Value, array: Any, dtype: DType) -> Type:
+        """The type that a value has in this run: a tensor's dimensions are those of its array."""
+        static = self._static_types.get(value, value.type)
+        return static if isinstance(static, (ScalarType, VectorType, MemRefType)) else TensorType(dtype, np.shape(array))
 
     def _attributes(self, op: Operation, environment: Environment) -> Mapping[str, Attribute]:
         if not any(_mentions_symbols(v) for v in op.attributes.values()):

@@ -15,7 +15,7 @@ from ir.dims import Dim, substitute, symbol, symbols_of
 if TYPE_CHECKING:
     from ir.core import Operation
 
-LAYOUT = "layout"
+LAYOUT = "operand.layout"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from ir.attributes import Attribute, Dense, FileRef, GraphRef
 from ir.diagnostics import did_you_mean
 from ir.dims import Dim, DimExpr, UnknownDim
 from ir.types import (
+    DTYPES,
     TYPE_CLASSES,
     DType,
     ScalarType,
@@ -372,8 +373,7 @@ PRESENT = "operand.present"
 class RegionOpDef(OpDef):
     """Base of operations with regions, accesses or ranges: subclass it and make one instance.
 
-    ``has_layout`` operations keep the written form of their arguments in ``op.attributes["layout"]``
-    (see :mod:`ir.layout`).
+    ``has_layout`` operations keep the written form of their arguments in an attribute (see :mod:`ir.layout`).
     """
 
     has_layout = True
@@ -485,7 +485,8 @@ def check_attributes(definition: OpDef, attributes: Mapping[str, Attribute]) -> 
         try:
             converted = spec.convert(value)
         except ValueError as error:
-            raise TypeProblem(f"attribute '{key}': {error}, found {_show(value)}", attribute=key) from None
+            hint = did_you_mean(str(value), DTYPES) if spec.annotation is DType else None
+            raise TypeProblem(f"attribute '{key}': {error}, found {_show(value)}", attribute=key, hint=hint) from None
         if spec.required or attribute_key(converted) != attribute_key(spec.default):
             result[key] = converted
     for spec in definition.attribute_specs.values():

@@ -261,7 +261,7 @@ def operation_arguments(op: Operation) -> list[str]:
         texts += [f"{n}={o}" for n, o in zip(present, operands[count:], strict=True)]
     leading = {a.name for a in definition.positional_attributes}
     order = [n for n in definition.attribute_specs if n in op.attributes and n not in leading]
-    extra = sorted(n for n in op.attributes if "." in n and n != PRESENT)
+    extra = sorted(n for n in op.attributes if "." in n and n not in (PRESENT, LAYOUT))
     texts += [f"{n}={format_attribute(op.attributes[n])}" for n in (*order, *extra)]
     return texts
 

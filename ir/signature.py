@@ -9,7 +9,7 @@ from ir.core import Constraint, Graph, Parameter
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim, DimExpr, UnknownDim, exact_div, substitute, symbols_of
 from ir.printer import format_constraint, format_name
-from ir.types import TensorType, UnknownType, dtype_from_numpy
+from ir.types import MemRefType, TensorType, UnknownType, dtype_from_numpy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +49,7 @@ def bind_shapes(graph: Graph, types: Sequence[TensorType]) -> dict[str, int]:
         declared = parameter.type
         if isinstance(declared, UnknownType):
             continue
-        if not isinstance(declared, TensorType) or declared.dtype != type_.dtype or declared.rank != type_.rank:
+        if not isinstance(declared, (TensorType, MemRefType)) or declared.dtype != type_.dtype or len(declared.shape) != type_.rank:
             raise _mismatch(parameter, type_)
         for dim, size in zip(declared.shape, type_.shape, strict=True):
             assert isinstance(size, int)

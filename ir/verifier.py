@@ -83,7 +83,7 @@ class _GraphVerifier:
         if definition.result_count is not None and definition.result_count != len(op.results):
             self.report.error(f"'{definition.text_name}' has {definition.result_count} results, found {len(op.results)}", op.loc)
         try:
-            check_attributes(definition, {k: v for k, v in op.attributes.items() if k not in (PRESENT, "layout")})
+            check_attributes(definition, op.attributes)
         except TypeProblem as problem:
             self.report.error(problem.message, op.loc, hint=problem.hint)
         for region in op.regions:
