@@ -73,6 +73,7 @@ class Constructor(OperationRules):
             if kind == "signature":
                 for result_name, type_node in payload:
                     graph.result_names.append(result_name.text if result_name is not None else "")
+                    graph.names_results |= result_name is not None
                     graph.result_types.append(self._type(type_node))
             else:
                 graph.constraints = tuple(c for c in map(self._constraint, payload) if c is not None)

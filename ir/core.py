@@ -412,6 +412,7 @@ class Graph:
         self.block._graph = self
         self.result_names: list[str] = []
         self.result_types: list[Type] = []
+        self.names_results = False  # the header writes result names even where the returned values imply them
         self.constraints: tuple[Constraint, ...] = ()
         self.trivia: Trivia | None = None
         self.names: dict[str, Value] = {}
@@ -602,6 +603,7 @@ def clone_graph(graph: Graph) -> Graph:
     copy.block.comments = graph.block.comments
     copy.result_names = list(graph.result_names)
     copy.result_types = list(graph.result_types)
+    copy.names_results = graph.names_results
     copy.constraints = graph.constraints
     copy.trivia = _copy_trivia(graph.trivia)
     return copy

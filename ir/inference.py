@@ -30,6 +30,7 @@ class Inference:
         self.results: dict[str, list[Type]] = {}
         self._active: list[str] = []
         self._interned: dict[Type, Type] = {}
+        self._after_errors = bool(report.items)  # the parser has said what is not defined
 
     def run(self) -> Types:
         """Infers all graphs."""
@@ -129,13 +130,15 @@ class Inference:
         assert isinstance(reference, GraphRef)
         callee = self.module.graphs.get(reference.name)
         if callee is None:
+            if self._after_errors:
+                return None
             raise TypeProblem(f"graph @{reference.name} is not defined", hint=did_you_mean(reference.name, self.module.graphs))
         if callee.name in self._active:
             cycle = " -> ".join(f"@{n}" for n in [*self._active[self._active.index(callee.name) :], callee.name])
             raise TypeProblem(f"graphs can't call themselves: {cycle}")
         parameters = callee.parameters
         if len(parameters) != len(operand_types):
-            raise TypeProblem(f"graph @{callee.name} takes {len(parameters)} operands, found {len(operand_types)}")
+            raise TypeProblem(f"graph @{callee.name} takes {len(parameters)} operand{'s' * (len(parameters) != 1)}, found {len(operand_types)}")
         results = self.graph(callee)
         bindings = unify_call(callee, operand_types)
         found = [substitute_type(t, bindings) for t in results]

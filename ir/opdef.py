@@ -485,14 +485,14 @@ def check_attributes(definition: OpDef, attributes: Mapping[str, Attribute]) -> 
         try:
             converted = spec.convert(value)
         except ValueError as error:
-            hint = did_you_mean(str(value), DTYPES) if spec.annotation is DType else None
-            raise TypeProblem(f"attribute '{key}': {error}, found {_show(value)}", attribute=key, hint=hint) from None
+            near = did_you_mean(str(value), DTYPES) if spec.annotation is DType else None
+            raise TypeProblem(f"attribute '{key}': {error}, found {_show(value)}", attribute=key, hint=near) from None
         if spec.required or attribute_key(converted) != attribute_key(spec.default):
             result[key] = converted
     for spec in definition.attribute_specs.values():
         if spec.required and spec.name not in result:
-            hint = f"write {spec.name}=..., {describe_annotation(spec.annotation)}"
-            raise TypeProblem(f"'{definition.text_name}' needs attribute '{spec.name}'", hint=hint)
+            form = f"write {spec.name}=..., {describe_annotation(spec.annotation)}"
+            raise TypeProblem(f"'{definition.text_name}' needs attribute '{spec.name}'", hint=form)
     return result
 
 

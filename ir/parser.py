@@ -226,7 +226,10 @@ class _Parse:
         return True
 
     def _report(self, token: Token) -> None:
-        expected = {name for name in self.states[self.state_stack[-1]] if name.isupper() or name == "$END"}
+        if len(self.report.items) >= self.report.limit:
+            self.report.error("")  # only counted
+            return
+        expected = {name for name in self.states[self.state_stack[-1]] if (name.isupper() or name == "$END") and self._accepts(name)}
         source = self.source
         opened = self._innermost_bracket()
         location = Location(source, token.start)
@@ -242,10 +245,31 @@ class _Parse:
             notes.append((f"'{opened.text}' opened here", Location(source, opened.start)))
         self.report.error(f"unexpected {found}, expected {self._expected(expected)}", location, notes=notes)
 
+    def _accepts(self, kind: str) -> bool:
+        """Whether the automaton would take a token of this kind (its tables alone say so too often)."""
+        stack = list(self.state_stack)
+        while True:
+            action = self.states[stack[-1]].get(kind)
+            if action is None:
+                return False
+            if action.__class__ is not Reduction:
+                return True
+            if action.size:
+                del stack[-action.size :]
+            stack.append(self.states[stack[-1]][action.name])
+            if stack[-1] == self.end:
+                return kind == "$END"
+
     def _innermost_bracket(self) -> Token | None:
+        """The last bracket that was opened and not closed."""
+        closed = 0
         for value in reversed(self.value_stack):
-            if isinstance(value, Token) and value.text in ("(", "[", "{", "<"):
-                return value
+            if isinstance(value, Token) and value.text in (")", "]", "}"):
+                closed += 1
+            elif isinstance(value, Token) and value.text in ("(", "[", "{"):
+                if not closed:
+                    return value
+                closed -= 1
         return None
 
     def _expected(self, names: set[str]) -> str:

@@ -330,11 +330,11 @@ def prints_bare(graph: Graph) -> bool:
 
 
 def format_signature(graph: Graph) -> str:
-    """`` -> types``; names where they differ from those of the returned values; nothing while all types are unknown."""
+    """`` -> types``; names where they were written or differ from those of the returned values; nothing while all types are unknown."""
     returned = graph.block.terminator
     values = returned.operands if returned is not None else []
     implied = _implied_names(values)
-    named = [n != v for n, v in zip(graph.result_names, implied, strict=False)]
+    named = [graph.names_results or n != v for n, v in zip(graph.result_names, implied, strict=False)]
     if not any(named) and all(isinstance(t, UnknownType) for t in graph.result_types):
         return ""
     parts = [f"{n}: {t}" if show else str(t) for n, t, show in zip(graph.result_names, graph.result_types, named, strict=False)]
