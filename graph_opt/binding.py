@@ -65,16 +65,14 @@ def _inside(declared: WeightFile, folder: Path | None) -> Path:
     if folder is None:
         raise GraphError(Diagnostic(f"file @{declared.name} is not bound, and text has no folder", declared.loc, _bind_hint(declared.name)))
     relative = Path(declared.path)
-    problem = None
     if relative.is_absolute() or "://" in declared.path or "\0" in declared.path or not declared.path:
         problem = "a path is relative to the program"
     else:
         resolved, root = (folder / relative).resolve(), folder.resolve()
-        if not resolved.is_relative_to(root):
-            problem = "it leads out of the program's folder"
-    if problem:
-        raise GraphError(Diagnostic(f"file @{declared.name}: '{declared.path}' is refused: {problem}", declared.loc, _bind_hint(declared.name)))
-    return folder / relative
+        if resolved.is_relative_to(root):
+            return resolved
+        problem = "it leads out of the program's folder"
+    raise GraphError(Diagnostic(f"file @{declared.name}: '{declared.path}' is refused: {problem}", declared.loc, _bind_hint(declared.name)))
 
 
 def at_location(error: GraphError, location: Any) -> GraphError:
