@@ -1,0 +1,198 @@
+"""The command line in process: printing, files, run, list, explain, watching passes."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dialects  # noqa: F401  defines the operations
+from graph_opt import listing
+from graph_opt.cli import main
+from ir.opdef import REGISTRY
+from passes.infra.registry import find_pass, pass_files, pass_summaries
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+BARE = """\
+%x    = input()
+%w1   = input()
+%b1   = input()
+%w2   = input()
+%h0   = matmul(%x, %w1)
+%h1   = add(%h0, %b1)
+%h2   = silu(%h1)
+%out  = matmul(%h2, %w2)
+"""
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_the_bare_listing_comes_back_byte_for_byte(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin(monkeypatch, BARE.encode())
+    assert main(["-"]) == 0
+    assert capsys.readouterr().out == BARE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "// only a comment\n",
+        "%a    = input()\n// about b\n%b    = exp(%a)\n%c    = input()  // later\n%d    = add(%b, %c)\n",
+        "%long_name = input() : f32[2]\n%v, %i = topk(%long_name, k=1)\n",
+        '%"odd name" = input()\n%y    = relu(%"odd name")\n',
+    ],
+)
+def test_other_bare_programs_too(text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin(monkeypatch, text.encode())
+    assert main(["-"]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("data", [b"\xef\xbb\xbf%x    = input()\r\n%y    = relu(%x)", b"%x    = input()\n%y    = relu(%x)\n"])
+def test_byte_order_mark_crlf_and_missing_newline(data: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin(monkeypatch, data)
+    assert main(["-"]) == 0
+    assert capsys.readouterr().out == "%x    = input()\n%y    = relu(%x)\n"
+
+
+@pytest.mark.parametrize(("data", "place"), [(b"%x = input()\n%y = \xff", "2:6"), ("%x = input()".encode("utf-16"), "1:1"), (b"%x = \0", "1:6")])
+def test_bad_bytes(data: bytes, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stdin(monkeypatch, data)
+    assert main(["-"]) == 1
+    assert capsys.readouterr().err.startswith(f"<stdin>:{place}: error: ")
+
+
+def test_output_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "out.graph"
+    assert main([str(SAMPLES / "mlp.graph"), "--pipeline", "O0", "-o", str(target)]) == 0
+    assert "%h0 = matmul(%x, %w1) : f32[B, 256]" in target.read_text()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.graph"]
+    before = target.read_text()
+    assert main([str(target), "-o", str(target)]) == 1
+    (tmp_path / "link").symlink_to(target)
+    assert main([str(SAMPLES / "mlp.graph"), "-o", str(tmp_path / "link")]) == 1
+    assert main([str(SAMPLES / "mlp.graph"), "-o", str(tmp_path / "nowhere" / "x")]) == 1
+    assert target.read_text() == before
+
+
+def test_run_generates_what_is_not_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    arguments = ["run", str(SAMPLES / "mlp.graph"), "--input", f"x={tmp_path / 'x.npy'}", "--output", f"out={tmp_path / 'y.npy'}"]
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("out: f32[5, 64] -> ")
+    assert "generated %w1: f32[64, 256] (normal random numbers, seed 0)" in captured.err
+    assert "%x" not in captured.err
+    first = np.load(tmp_path / "y.npy")
+    assert main([*arguments, "--seed", "1"]) == 0
+    assert not np.array_equal(first, np.load(tmp_path / "y.npy"))
+    assert main(arguments) == 0
+    np.testing.assert_array_equal(first, np.load(tmp_path / "y.npy"))
+
+
+def test_run_a_bare_program_with_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = ["x=f32[4,64]", "w1=f32[64,256]", "b1=f32[256]", "w2=f32[256,64]"]
+    assert main(["run", str(SAMPLES / "mlp_bare.graph"), *(f"--shape={s}" for s in shapes)]) == 0
+    assert capsys.readouterr().out.startswith("out: f32[4, 64]\n")
+    assert main(["run", str(SAMPLES / "mlp_bare.graph")]) == 1
+    assert "%x has no known type" in capsys.readouterr().err
+
+
+def test_run_rejects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((5, 63), np.float32))
+    np.save(tmp_path / "o.npy", np.array([{}], dtype=object), allow_pickle=True)
+    program = str(SAMPLES / "mlp.graph")
+    for flags, words in [
+        (["--input", f"x={tmp_path / 'x.npy'}"], "f32[5, 63]"),
+        (["--input", f"x={tmp_path / 'o.npy'}"], "o.npy:1:1: error: "),
+        (["--input", f"y={tmp_path / 'x.npy'}"], "has no input 'y'"),
+        (["--output", "z=z.npy"], "has no result 'z'"),
+        (["--shape", "x=f32[4,65]"], "f32[4, 65]"),
+        (["--shape", "x=f33[4]"], "<--shape>:1:1: error: there is no element type 'f33'"),
+        (["--file", "w=x"], "declares no file @w"),
+        (["--graph", "mpl"], "did you mean 'mlp'"),
+    ]:
+        assert main(["run", program, *flags]) == 1, flags
+        err = capsys.readouterr().err
+        assert words in err, err
+        assert "Traceback" not in err
+
+
+def test_inout_array_is_a_result_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "cache.graph"
+    program.write_text(
+        "graph @main(%c: f32[8, 2] inout, %n: f32[1, 2], %p: i64[]) {\n  %u = cache_update(%c, %n, %p)\n  return\n}\n",
+    )
+    np.save(tmp_path / "c.npy", np.zeros((8, 2), np.float32))
+    np.save(tmp_path / "n.npy", np.ones((1, 2), np.float32))
+    np.save(tmp_path / "p.npy", np.int64(3))
+    inputs = [f"--input={n}={tmp_path / n}.npy" for n in "cnp"]
+    assert main(["run", str(program), *inputs, f"--output=c={tmp_path / 'out.npy'}"]) == 0
+    expected = np.zeros((8, 2), np.float32)
+    expected[3] = 1
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
+    np.testing.assert_array_equal(np.load(tmp_path / "c.npy"), np.zeros((8, 2)))
+
+
+def test_lists_agree_with_what_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = {d.text_name: " ".join(d.summary.split()) for d in REGISTRY.values()}
+    listed = listing.op_summaries()
+    assert listed.keys() == loaded.keys()
+    for name, summary in listed.items():
+        assert summary == loaded[name], name
+    assert main(["list", "ops"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(loaded)
+    assert pass_summaries().keys() == pass_files().keys()
+    for name, summary in pass_summaries().items():
+        assert summary and summary == (find_pass(name).__doc__ or "").split("\n")[0]
+
+
+def test_every_page_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in [*(d.text_name for d in REGISTRY.values()), *pass_files(), "O0", "O1"]:
+        assert main(["explain", name]) == 0
+        assert name in capsys.readouterr().out
+    assert main(["explain", "matmull"]) == 1
+    assert "did you mean 'matmul'?" in capsys.readouterr().err
+
+
+def test_watching_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--pipeline", "infer-types,dce", "--timing", "--statistics", "--verify-each", "--verify-exec"]
+    assert main([str(SAMPLES / "mlp.graph"), *flags]) == 0
+    err = capsys.readouterr().err
+    assert "infer-types" in err and " ms" in err and "verified" in err
+    program = [str(SAMPLES / "mlp.graph"), "--pipeline", "infer-types,dce"]
+    for flags, count in [
+        (["--print-ir-before-all"], 2),
+        (["--print-ir-after-all"], 2),
+        (["--print-ir-after-changed"], 1),
+        (["--print-ir-before-changed"], 1),
+        (["--print-ir-before", "dce"], 1),
+        (["--print-ir-after", "infer-types"], 1),
+    ]:
+        assert main([*program, *flags]) == 0
+        assert capsys.readouterr().err.count("graph @mlp(") == count, flags
+
+
+def test_locations_print_and_parse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(SAMPLES / "mlp.graph"), "--print-locs"]) == 0
+    text = capsys.readouterr().out
+    assert f'loc("{SAMPLES / "mlp.graph"}":3:9)' in text
+    stdin(monkeypatch, text.encode())
+    assert main(["-", "--print-locs"]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m graph_opt.cli list ops | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(SAMPLES.parent)}, check=False)
+    assert done.stderr == ""
+    assert done.stdout.startswith("abs ")
