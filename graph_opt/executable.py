@@ -34,6 +34,7 @@ class Executable:
         self.module = module
         self.graph = graph
         self._interpreter = Interpreter(module, sources)
+        self._interpreter.check_sizes(graph, {})
 
     def __str__(self) -> str:
         return str(self.module)

@@ -13,7 +13,7 @@ from ir.construct_ops import OperationRules, OpNode
 from ir.core import DROPPED, Constraint, Graph, Module, Operation, Parameter, Value, WeightFile
 from ir.diagnostics import AnyLocation, Diagnostics, Location, Source, did_you_mean
 from ir.opdef import REGISTRY
-from ir.tokens import Comment, Token
+from ir.tokens import Comment, Token, describe_bad
 from ir.types import UNKNOWN, Type
 
 
@@ -36,7 +36,8 @@ class Constructor(OperationRules):
         return None
 
     def bad(self, children: list[Token]) -> None:
-        self.report.error(f"unexpected character '{children[0].text}'", self.at(children[0]))
+        message, offset = describe_bad(self.source, children[0])
+        self.report.error(message, self.at(offset))
 
     def version_line(self, children: list[Token]) -> None:
         keyword, number = children

@@ -75,6 +75,7 @@ class Interpreter:
         self.quiet = quiet
         self._weights: dict[tuple[str, str], NDArray[Any]] = {}
         self._depth = 0
+        self._largest: dict[Graph, dict[TensorType, Value]] = {}
         # scalars and rank-0 tensors look alike in numpy, so programs with loops need their types
         loops = any(op.regions for op in module.walk())
         self._static_types: Mapping[Value, Type] = Inference(module, Diagnostics()).run() if loops else {}
@@ -88,6 +89,7 @@ class Interpreter:
         check_count(graph, len(arrays))
         types = [array_type(a, p) for a, p in zip(arrays, graph.parameters, strict=True)]
         environment = Environment(bind_shapes(graph, types))
+        self.check_sizes(graph, environment.names)
         for parameter, array, type_ in zip(graph.parameters, arrays, types, strict=True):
             # a copy of what is updated, since older versions of it may still be read
             if parameter.inout:
@@ -110,6 +112,15 @@ class Interpreter:
         for parameter, value in final.items():
             self._write_back(parameter, arrays[parameter.index], environment.arrays[value])
         return results
+
+    def check_sizes(self, graph: Graph, names: Mapping[str, int]) -> None:
+        """Raises GraphError for a value that needs more than MEMORY_LIMIT bytes, as far as sizes are known."""
+        if graph not in self._largest:
+            self._largest[graph] = {r.type: r for op in graph.block for r in op.results if isinstance(r.type, TensorType)}
+        for type_, value in self._largest[graph].items():
+            size = product(substitute(d, names) for d in type_.shape) * type_.dtype.itemsize
+            if isinstance(size, int) and size > MEMORY_LIMIT:
+                raise GraphError(Diagnostic(f"%{value.name}: {type_} needs {size} bytes, the limit is {MEMORY_LIMIT}", value.location))
 
     def _write_back(self, parameter: Parameter, target: NDArray[Any], array: NDArray[Any]) -> None:
         if not target.flags.writeable:

@@ -15,7 +15,7 @@ from ir.construct import Constructor
 from ir.core import Module
 from ir.diagnostics import Diagnostic, Diagnostics, GraphError, Location, Source
 from ir.literals import LiteralProblem
-from ir.tokens import Comment, Lexer, Token
+from ir.tokens import Comment, Lexer, Token, describe_bad
 from ir.types import Type
 
 _STATEMENT_STARTS = ("VALUE", "NAME", "RETURN", "YIELD", "RBRACE", "GRAPH", "FILE", "WHERE")
@@ -234,7 +234,8 @@ class _Parse:
         opened = self._innermost_bracket()
         location = Location(source, token.start)
         if token.type == "BAD":
-            self.report.error(_describe_bad(token.text), location)
+            message, offset = describe_bad(source, token)
+            self.report.error(message, Location(source, offset))
             return
         if token.type == "$END" and opened is not None:
             self.report.error(f"'{opened.text}' is never closed", Location(source, opened.start))
@@ -300,15 +301,3 @@ class _Parse:
 
 def _clip(text: str) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _describe_bad(text: str) -> str:
-    if text == '"':
-        return "this string is not closed on its line"
-    if text == "%":
-        return "a value needs a name after '%'"
-    if text == "@":
-        return "a graph or file needs a name after '@'"
-    if text.isprintable() and text.isascii():
-        return f"unexpected character '{text}'"
-    return f"unexpected character U+{ord(text):04X}"

@@ -104,3 +104,20 @@ class Lexer:
             after = position
             newlines = 0
         yield Token("$END", "", size, size, newlines)
+
+
+def describe_bad(source: Source, token: Token) -> tuple[str, int]:
+    """What is wrong with a character that begins no token, and where."""
+    text, offset = token.text, token.start
+    following = source.text[token.end : token.end + 1]
+    if text in "%@" and following and not following.isspace() and not following.isprintable():
+        text, offset = following, token.end
+    if text == '"':
+        return "this string is not closed on its line", offset
+    if text == "%":
+        return "a value needs a name after '%'", offset
+    if text == "@":
+        return "a graph or file needs a name after '@'", offset
+    if text.isprintable() and text.isascii():
+        return f"unexpected character '{text}'", offset
+    return f"unexpected character U+{ord(text):04X}", offset
