@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ir.builder import Builder
 from ir.core import DROPPED, Block, Graph, Module, Operation, Trivia, Value
@@ -47,7 +47,7 @@ def erase_if_dead(op: Operation) -> bool:
     return False
 
 
-def rewrite_greedily(graph: Graph, rewrites: dict[OpDef, Sequence[Rewrite]], on_rewrite: Callable[[Operation], None] | None = None) -> bool:
+def rewrite_greedily(graph: Graph, rewrites: Mapping[OpDef, Sequence[Rewrite]], on_rewrite: Callable[[Operation], None] | None = None) -> bool:
     """Applies rewrites until none applies; returns whether any did.
 
     Operations are visited in order; those that a rewrite made, and users of replaced values, are visited again.

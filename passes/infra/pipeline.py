@@ -150,7 +150,7 @@ class _PipelineParser:
                 raise self._error("bad escape in this string", start) from None
         if head == "[":
             return self._list()
-        match = re.compile(r"[^\s,{}\[\]\"=]+").match(self.text, start)
+        match = re.compile(r"[^\s,{}\[\]\"=][^\s,{}\[\]\"]*").match(self.text, start)
         if match is None:
             raise self._error("expected a value", start)
         self.position = match.end()

@@ -1,0 +1,52 @@
+"""Pass ``decompose``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ir.core import Module, Operation, Value
+from ir.diagnostics import Diagnostic, GraphError, did_you_mean
+from ir.opdef import REGISTRY
+from ir.rewriter import rewrite_greedily, walk_graphs
+from passes.graph._decompositions import DECOMPOSITIONS, can_decompose
+from passes.infra.base import Pass, PassContext
+
+
+@dataclass(frozen=True)
+class Decompose(Pass):
+    """Replaces composite operations by the primitives they are made of.
+
+    Before::
+
+        %h = linear(%x, %w, bias=%b)
+
+    After::
+
+        %h.matmul = matmul(%x, %w, transpose_b=true)
+        %h = add(%h.matmul, %b)
+
+    A composite rounds once where its parts round each, so results agree up to rounding.  Operations whose types are
+    not known stay.
+    """
+
+    preserves: ClassVar[Literal["bits", "values"]] = "values"
+
+    ops: tuple[str, ...] = ()
+    """which operations, as [softmax, gelu]; all composites when it is empty"""
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        wanted = [n if "." in n else f"graph.{n}" for n in self.ops] or list(DECOMPOSITIONS)
+        for name in wanted:
+            if name not in DECOMPOSITIONS:
+                known = [n.removeprefix("graph.") for n in DECOMPOSITIONS]
+                raise GraphError(Diagnostic(f"decompose: '{name.removeprefix('graph.')}' is no composite", hint=did_you_mean(name, known)))
+
+        def rewrite(op: Operation) -> list[Value] | None:
+            return list(DECOMPOSITIONS[op.name](op)) if can_decompose(op) else None
+
+        rewrites = {REGISTRY[n]: [rewrite] for n in wanted}
+        changed = False
+        for graph in walk_graphs(module):
+            changed |= rewrite_greedily(graph, rewrites, lambda op: context.count(f"{op.definition.text_name} decomposed"))
+        return changed
