@@ -253,6 +253,9 @@ def operation_arguments(op: Operation) -> list[str]:
     operands = [format_name(v.name) for v in op.operands]
     if definition.has_layout:
         texts += _layout_texts(op)
+        names = op.attributes.get(PRESENT, ())
+        assert isinstance(names, tuple)
+        texts += [f"{n}={o}" for n, o in zip(names, operands[len(operands) - len(names) :], strict=True)]
     else:
         present = op.attributes.get(PRESENT, ())  # type: ignore[assignment]
         texts += [format_attribute(op.attributes[a.name]) for a in definition.positional_attributes if a.name in op.attributes]
@@ -333,12 +336,12 @@ def format_signature(graph: Graph) -> str:
     """`` -> types``; names where they were written or differ from those of the returned values; nothing while all types are unknown."""
     returned = graph.block.terminator
     values = returned.operands if returned is not None else []
-    implied = _implied_names(values)
-    named = [graph.names_results or n != v for n, v in zip(graph.result_names, implied, strict=False)]
-    if not any(named) and all(isinstance(t, UnknownType) for t in graph.result_types):
+    # names stand for all results or for none: a text that has one reads back as a program that writes them
+    named = graph.names_results or graph.result_names != _implied_names(values)[: len(graph.result_names)]
+    if not named and all(isinstance(t, UnknownType) for t in graph.result_types):
         return ""
-    parts = [f"{n}: {t}" if show else str(t) for n, t, show in zip(graph.result_names, graph.result_types, named, strict=False)]
-    if len(parts) == 1 and not any(named):
+    parts = [f"{n}: {t}" if named else str(t) for n, t in zip(graph.result_names, graph.result_types, strict=False)]
+    if len(parts) == 1 and not named:
         return f" -> {parts[0]}"
     return f" -> ({', '.join(parts)})"
 
