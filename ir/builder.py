@@ -13,8 +13,10 @@ from typing import Any
 from ir.attributes import Attribute
 from ir.core import Block, Operation, Region, Value
 from ir.diagnostics import AnyLocation, Diagnostic, GraphError
-from ir.opdef import PRESENT, OpDef, TypeProblem, check_attributes
-from ir.types import UNKNOWN, TensorType, Type, dtype_from_numpy
+from ir.opdef import PRESENT, OpDef, OperandKind, TypeProblem, check_attributes
+from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, VectorType, dtype_from_numpy, i64, index
+
+ArrayType = TensorType | MemRefType | ScalarType | VectorType
 
 _active: contextvars.ContextVar[Builder | None] = contextvars.ContextVar("builder", default=None)
 
@@ -78,7 +80,7 @@ class Builder:
         if present:
             checked[PRESENT] = present
         op = Operation(definition, values, checked, regions, loc=self.loc)
-        types = result_types if result_types is not None else infer_result_types(op)
+        types = result_types if result_types is not None and not definition.declared_result else infer_result_types(op, result_types or ())
         base = name or self._derived_name(definition)
         op.results = tuple(Value(base if i == 0 else f"{base}.{i}", t, op, i) for i, t in enumerate(types))
         for value in op.results:
@@ -91,11 +93,11 @@ class Builder:
         return f"{self.origin}.{definition.name}" if self.origin else definition.name
 
 
-def infer_result_types(op: Operation) -> tuple[Type, ...]:
+def infer_result_types(op: Operation, declared: Sequence[Type] = ()) -> tuple[Type, ...]:
     """Types of a new operation's results, unknown where they can't be inferred.  Raises :class:`GraphError`."""
     definition = op.definition
     try:
-        inferred = definition.infer([v.type for v in op.operands], definition.operand_names(op), op.attributes)
+        inferred = definition.infer([v.type for v in op.operands], definition.operand_names(op), op.attributes, declared)
     except TypeProblem as problem:
         raise GraphError(Diagnostic(f"{definition.text_name}: {problem.message}", op.loc, problem.hint)) from None
     if inferred is not None:
@@ -119,42 +121,56 @@ def call_op(definition: OpDef, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if key in wanted:
             if value is not None:
                 optional[key] = value
-        elif key != "name":
+        elif key not in ("name", "result_type"):
             attributes[key] = value
+    declared = [kwargs["result_type"]] if "result_type" in kwargs else None
     builder = _active.get()
     involved = [*operands, *optional.values()]
     if any(isinstance(v, Value) for v in involved) or (builder is not None and not involved):
         if builder is None:
             raise RuntimeError(f"'{definition.text_name}' was called on values outside a builder")
-        op = builder.create(definition, operands, attributes, optional=optional, name=kwargs.get("name"))
+        op = builder.create(definition, operands, attributes, optional=optional, result_types=declared, name=kwargs.get("name"))
         return op.results[0] if len(op.results) == 1 else op.results
-    return _compute(definition, operands, optional, attributes)
+    return _compute(definition, operands, optional, attributes, declared or ())
 
 
-def _compute(definition: OpDef, operands: Sequence[Any], optional: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
+def _compute(
+    definition: OpDef, operands: Sequence[Any], optional: Mapping[str, Any], attributes: Mapping[str, Any], declared: Sequence[Type]
+) -> Any:
     import numpy as np
 
     present = [o.name for o in definition.optional_operands if o.name in optional]
     arrays = [np.asarray(a) for a in (*operands, *(optional[n] for n in present))]
-    types: list[TensorType] = []
-    for array in arrays:
-        dtype = dtype_from_numpy(array.dtype)
-        if dtype is None:
-            raise GraphError(f"{definition.text_name}: no element type for numpy dtype {array.dtype}")
-        types.append(TensorType(dtype, tuple(int(d) for d in array.shape)))
     names = [o.name for o in definition.required_operands]
     if definition.variadic is not None:
         names += [definition.variadic.name] * (len(operands) - len(names))
     if len(names) != len(operands):
         raise GraphError(f"'{definition.text_name}' takes {len(names)} operands, found {len(operands)}")
     names += present
+    kinds = {o.name: o.kind for o in definition.operand_specs}
+    types = [_array_type(definition, kinds[n], a) for n, a in zip(names, arrays, strict=True)]
     try:
         checked = check_attributes(definition, attributes)
-        result_types = definition.infer(types, names, checked)
+        result_types = definition.infer(types, names, checked, declared)
     except TypeProblem as problem:
         raise GraphError(f"{definition.text_name}: {problem.message}") from None
     assert result_types is not None
     results = definition.evaluate(arrays, names, checked, result_types, [t.dtype for t in types])
     return results[0] if len(results) == 1 else results
+
+
+def _array_type(definition: OpDef, kind: OperandKind, array: Any) -> ArrayType:
+    """The type that an array stands for as an operand of this kind."""
+    dtype = dtype_from_numpy(array.dtype)
+    if dtype is None:
+        raise GraphError(f"{definition.text_name}: no element type for numpy dtype {array.dtype}")
+    if "index" in kind.dtypes and len(kind.dtypes) == 1 and dtype == i64:
+        dtype = index
+    shape = tuple(int(d) for d in array.shape)
+    if TensorType in kind.classes:
+        return TensorType(dtype, shape)
+    if MemRefType in kind.classes:
+        return MemRefType(dtype, shape)
+    return VectorType(dtype, shape) if shape or ScalarType not in kind.classes else ScalarType(dtype)
 
 

@@ -16,7 +16,7 @@ from ir.layout import LAYOUT, AccessArg, Argument, BindArg, IndexExpr, LoopDim, 
 from ir.literals import LiteralProblem, Node
 from ir.opdef import PRESENT, REGISTRY, AttributeSpec, OpDef, TypeProblem, check_attributes
 from ir.tokens import Comment, Token
-from ir.types import UNKNOWN, TensorType, Type, UnknownType
+from ir.types import UNKNOWN, ScalarType, TensorType, Type, UnknownType, VectorType
 
 
 class OpNode:
@@ -160,8 +160,8 @@ class OperationRules(literals.LiteralRules):
             ok = self._plain_arguments(node, definition, block, operands, attributes)
         types = [self._type(t) for t in node.types]
         count = self._result_count(node, definition, types)
-        if ok and definition.full_name == "graph.constant":
-            ok = self._complete_constant(node, attributes, types)
+        if ok and any(a.annotation is Dense for a in definition.positional_attributes):
+            ok = self._complete_constant(node, definition, attributes, types)
         if ok:
             try:
                 attributes = check_attributes(definition, attributes)
@@ -378,11 +378,14 @@ class OperationRules(literals.LiteralRules):
             return _FAILED
         return value
 
-    def _complete_constant(self, node: OpNode, attributes: dict[str, Attribute], types: list[Type]) -> bool:
-        declared = types[0] if types else None
-        if declared is not None and not isinstance(declared, (TensorType, UnknownType)):
-            self.report.error(f"a constant is a tensor, not {declared}", self.at(node.name))
+    def _complete_constant(self, node: OpNode, definition: OpDef, attributes: dict[str, Attribute], types: list[Type]) -> bool:
+        declared = types[0] if types else UNKNOWN
+        tensor = definition.dialect == "graph"
+        if not isinstance(declared, UnknownType) and not isinstance(declared, TensorType if tensor else (ScalarType, VectorType)):
+            self.report.error(f"a constant is a {'tensor' if tensor else 'scalar or vector here'}, not {declared}", self.at(node.name))
             return False
+        if isinstance(declared, (ScalarType, VectorType)):
+            declared = TensorType(declared.dtype, declared.shape if isinstance(declared, VectorType) else ())
         try:
             attributes["value"] = self.dense_of(attributes["value"], declared if isinstance(declared, TensorType) else None)
         except LiteralProblem as problem:
@@ -419,10 +422,11 @@ class OperationRules(literals.LiteralRules):
 
     def _layout_arguments(self, node: OpNode, definition: OpDef, block: Block, operands: list[Value], attributes: dict[str, Attribute]) -> bool:
         layout: list[Argument] = []
+        named: dict[str, Value] = {}
         ok = True
         for argument in node.arguments:
             if isinstance(argument, Node) and argument.kind == "attribute":
-                ok &= self._keyword(argument, definition, block, {}, attributes)
+                ok &= self._keyword(argument, definition, block, named, attributes)
                 continue
             try:
                 layout.append(self._layout_argument(argument, block, operands))
@@ -430,6 +434,10 @@ class OperationRules(literals.LiteralRules):
                 self.report.error(problem.message, self.at(problem.offset), hint=problem.hint)
                 ok = False
         attributes[LAYOUT] = tuple(layout)  # type: ignore[assignment, arg-type]
+        present = tuple(o.name for o in definition.optional_operands if o.name in named)
+        operands.extend(named[name] for name in present)
+        if present:
+            attributes[PRESENT] = present
         return ok
 
     def _layout_argument(self, node: Any, block: Block, operands: list[Value]) -> Argument:

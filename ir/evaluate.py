@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.attributes import Attribute
-from ir.types import DType, TensorType, Type, bf16, f64
+from ir.types import DType, MemRefType, TensorType, Type, bf16, f64
 
 if TYPE_CHECKING:
     from ir.opdef import OpDef
@@ -38,7 +38,7 @@ def round_to(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
         return array.astype(target)
 
 
-READS_STORED_BITS = frozenset({"graph.bitcast"})
+READS_STORED_BITS = frozenset({"graph.bitcast", "arith.bitcast"})
 """Operations that look at the stored bits of elements: what ``double`` keeps wider is rounded before them."""
 
 
@@ -77,6 +77,8 @@ def call_body(
 
 
 def _finish(array: NDArray[Any], type_: Type, double: bool) -> NDArray[Any]:
+    if isinstance(type_, MemRefType):
+        return array  # memory is shared, never converted
     dtype: DType = type_.dtype  # type: ignore[union-attr]
     if dtype.is_float:
         return round_to(array, f64 if double else dtype)

@@ -98,11 +98,11 @@ class Inference:
         if definition.full_name == "graph.weight":
             return self._infer_weight(op)
         definition.verify(op)
-        return definition.infer(operand_types, definition.operand_names(op), op.attributes)
+        return definition.infer(operand_types, definition.operand_names(op), op.attributes, [r.type for r in op.results])
 
     def _infer_region_op(self, op: Operation, definition: RegionOpDef, operand_types: list[Type]) -> tuple[Type, ...] | None:
         definition.verify(op)
-        yielded: list[Type] | None = None
+        yields: list[list[Type]] = []
         if op.regions:
             block = op.regions[0].block
             argument_types = definition.region_argument_types(op, operand_types)
@@ -110,9 +110,9 @@ class Inference:
                 self.types[argument] = type_
         for region in op.regions:
             self._block(region.block)
-            if yielded is None and region.block.terminator is not None:
-                yielded = [self.types.get(v, v.type) for v in region.block.terminator.operands]
-        return definition.infer_op(op, operand_types, yielded)
+            terminator = region.block.terminator
+            yields.append([self.types.get(v, v.type) for v in terminator.operands] if terminator is not None else [])
+        return definition.infer_op(op, operand_types, definition.merge_yielded(op, yields))
 
     def _infer_weight(self, op: Operation) -> tuple[Type, ...]:
         file, name = op.attributes["file"], op.attributes["name"]

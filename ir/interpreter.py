@@ -56,7 +56,8 @@ class Interpreter:
 
     ``sources`` hold the tensors of the files of weights.  With ``double`` floats stay float64 between operations (for
     comparing two programs without rounding noise).  ``on_operation`` is called after each operation of the outermost
-    graph, with it and its results.  ``quiet`` runs leave out ``print``.
+    graph, with it and its results.  ``quiet`` runs leave out ``print``.  ``reverse_parallel`` runs the rounds of parallel
+    loops from the last to the first (for finding out whether they depend on each other).
     """
 
     def __init__(
@@ -67,18 +68,21 @@ class Interpreter:
         double: bool = False,
         on_operation: Callable[[Operation, Sequence[Any]], None] | None = None,
         quiet: bool = False,
+        reverse_parallel: bool = False,
     ) -> None:
         self.module = module
         self.sources = sources or {}
         self.double = double
         self.on_operation = on_operation
         self.quiet = quiet
+        self.reverse_parallel = reverse_parallel
         self._weights: dict[tuple[str, str], NDArray[Any]] = {}
         self._depth = 0
         self._largest: dict[Graph, dict[TensorType, Value]] = {}
-        # scalars and rank-0 tensors look alike in numpy, so programs with loops need their types
-        loops = any(op.regions for op in module.walk())
-        self._static_types: Mapping[Value, Type] = Inference(module, Diagnostics()).run() if loops else {}
+        # scalars and rank-0 tensors look alike in numpy, so programs of the lower levels need their types
+        lower = any(op.regions or op.definition.dialect != "graph" for op in module.walk())
+        self._static_types: Mapping[Value, Type] = Inference(module, Diagnostics()).run() if lower else {}
+        self._fixed_types: dict[Operation, Sequence[Type] | None] = {}
 
     def run(self, graph: Graph, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """The results for the given inputs, in order; arrays of ``inout`` parameters are updated in place.
@@ -189,14 +193,25 @@ class Interpreter:
         if definition.full_name == "graph.call":
             return self._call(op, operands, environment)
         dtypes = [environment.dtypes[v] for v in op.operands]
-        types = [self._runtime_type(v, a, d) for v, a, d in zip(op.operands, operands, dtypes, strict=True)]
         names = definition.operand_names(op)
         attributes = self._attributes(op, environment)
-        result_types = definition.infer(types, names, attributes)
-        assert result_types is not None, definition.full_name
-        self._check_results(op, result_types, environment)
+        result_types = self._types_of_scalars(op)
+        if result_types is None:
+            types = [self._runtime_type(v, a, d) for v, a, d in zip(op.operands, operands, dtypes, strict=True)]
+            declared = [substitute_type(self._static_types.get(r, r.type), environment.names) for r in op.results]
+            result_types = definition.infer(types, names, attributes, declared)
+            assert result_types is not None, definition.full_name
+            self._check_results(op, result_types, environment)
         results = definition.evaluate(operands, names, attributes, result_types, dtypes, self.double)
         return results, [t.dtype for t in result_types]  # type: ignore[union-attr]
+
+    def _types_of_scalars(self, op: Operation) -> Sequence[Type] | None:
+        """Result types of an operation on scalars and vectors, which are the same in every run; None for others."""
+        if op not in self._fixed_types:
+            types = [self._static_types.get(v, v.type) for v in (*op.operands, *op.results)]
+            fixed = bool(op.results) and all(isinstance(t, (ScalarType, VectorType)) for t in types)
+            self._fixed_types[op] = types[len(op.operand_uses) :] if fixed else None
+        return self._fixed_types[op]
 
     def _result_dtype(self, value: Value) -> DType:
         return self._static_types.get(value, value.type).dtype  # type: ignore[no-any-return, union-attr]
@@ -204,7 +219,9 @@ class Interpreter:
     def _runtime_type(self, value: Value, array: Any, dtype: DType) -> Type:
         """The type that a value has in this run: a tensor's dimensions are those of its array."""
         static = self._static_types.get(value, value.type)
-        return static if isinstance(static, (ScalarType, VectorType, MemRefType)) else TensorType(dtype, np.shape(array))
+        if isinstance(static, MemRefType):
+            return MemRefType(static.dtype, np.shape(array), static.space, static.align)
+        return static if isinstance(static, (ScalarType, VectorType)) else TensorType(dtype, np.shape(array))
 
     def _attributes(self, op: Operation, environment: Environment) -> Mapping[str, Attribute]:
         if not any(_mentions_symbols(v) for v in op.attributes.values()):
@@ -217,10 +234,14 @@ class Interpreter:
             declared = substitute_type(result.type, environment.names)
             if merge_types(declared, type_) is None:
                 raise TypeProblem(f"%{result.name} is declared {result.type}, here {declared}, but {type_} comes out")
-            if isinstance(type_, TensorType):
-                size = product(type_.shape) * type_.dtype.itemsize
-                if not isinstance(size, int) or size > MEMORY_LIMIT:
-                    raise TypeProblem(f"%{result.name} needs {size} bytes, the limit is {MEMORY_LIMIT}")
+            self.check_memory(result, type_)
+
+    def check_memory(self, value: Value, type_: Type) -> None:
+        """Raises TypeProblem for a tensor or buffer that can't fit in memory."""
+        if isinstance(type_, (TensorType, MemRefType)):
+            size = product(type_.shape) * type_.dtype.itemsize
+            if not isinstance(size, int) or size > MEMORY_LIMIT:
+                raise TypeProblem(f"%{value.name} needs {size} bytes, the limit is {MEMORY_LIMIT}")
 
     # -- weights and calls -----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ir.opdef import PRESENT
 
 _TOKEN = re.compile(
     r"""//[^\n]*
+    | (?P<defined>%(?:[A-Za-z0-9_][A-Za-z0-9_.]*|"(?:\\.|[^"\\\n])*"))\s*=(?!=)
     | (?P<value>%[A-Za-z0-9_][A-Za-z0-9_.]*|%"(?:\\.|[^"\\\n])*")
     | "(?:\\.|[^"\\\n])*"
     | (?P<key>[A-Za-z_][A-Za-z0-9_.]*)\s*=(?!=)
@@ -23,7 +24,7 @@ _TOKEN = re.compile(
 
 
 def _statement_tokens(op: Operation) -> list[tuple[str, int, str]]:
-    """(kind, offset, text) of the values and keys in an operation's arguments; empty without a source."""
+    """(kind, offset, text) of the values, keys and defined names in an operation's arguments; empty without a source."""
     if not isinstance(op.loc, Location):
         return []
     text = op.loc.source.text

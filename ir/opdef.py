@@ -35,6 +35,7 @@ from ir.types import (
     DTYPES,
     TYPE_CLASSES,
     DType,
+    MemRefType,
     ScalarType,
     TensorType,
     Type,
@@ -92,6 +93,13 @@ if TYPE_CHECKING:
     Scalar = Any
     FloatScalar = Any
     IntegerScalar = Any
+    SignedScalar = Any
+    UnsignedScalar = Any
+    BooleanScalar = Any
+    BitsScalar = Any
+    IndexScalar = Any
+    Vector = Any
+    Buffer = NDArray[Any]
     AnyValue = Any
 else:
     Tensor = Annotated[Any, OperandKind("a tensor")]
@@ -102,6 +110,13 @@ else:
     Scalar = Annotated[Any, OperandKind("a scalar or vector", (), (ScalarType, VectorType))]
     FloatScalar = Annotated[Any, OperandKind("a float scalar or vector", ("float",), (ScalarType, VectorType))]
     IntegerScalar = Annotated[Any, OperandKind("an integer scalar or vector", ("int", "uint", "index"), (ScalarType, VectorType))]
+    SignedScalar = Annotated[Any, OperandKind("a scalar or vector of signed integers", ("int", "index"), (ScalarType, VectorType))]
+    UnsignedScalar = Annotated[Any, OperandKind("a scalar or vector of unsigned integers", ("uint",), (ScalarType, VectorType))]
+    BooleanScalar = Annotated[Any, OperandKind("a bool scalar or vector", ("bool",), (ScalarType, VectorType))]
+    BitsScalar = Annotated[Any, OperandKind("a scalar or vector of integers or bool", ("int", "uint", "index", "bool"), (ScalarType, VectorType))]
+    IndexScalar = Annotated[Any, OperandKind("a scalar of index", ("index",), (ScalarType,))]
+    Vector = Annotated[Any, OperandKind("a vector", (), (VectorType,))]
+    Buffer = Annotated[Any, OperandKind("a memref", (), (MemRefType,))]
     AnyValue = Annotated[Any, OperandKind("a value", (), TYPE_CLASSES)]
 
 Shape = tuple[Dim, ...]
@@ -212,7 +227,8 @@ class OpDef:
     ``exact_bits`` (moves or compares elements, computes nothing), ``is_terminator``, ``composite`` (has a
     decomposition into primitives), ``traps`` (may fail on some values, so it must not be run speculatively),
     ``index_operands`` (operand -> (indexed operand, axis attribute or number): its values are indices along that axis),
-    ``updates`` (the operand of which the result is a new version, written in place; see :mod:`ir.updates`).
+    ``updates`` (the operand of which the result is a new version, written in place; see :mod:`ir.updates`),
+    ``declared_result`` (only the program says the result's type: ``infer`` gets it as ``result_type`` and checks it).
     """
 
     def __init__(
@@ -237,6 +253,7 @@ class OpDef:
         needs_output_type: bool = False,
         result_count: int | None = 1,
         updates: str | None = None,
+        declared_result: bool = False,
     ) -> None:
         self.name = name
         self.dialect = dialect
@@ -256,6 +273,7 @@ class OpDef:
         self.index_operands = dict(index_operands or {})
         self.needs_output_type = needs_output_type
         self.updates = updates
+        self.declared_result = declared_result
         self.result_count = result_count  # None: as many as the program names
         self.required_operands = tuple(o for o in self.operand_specs if not o.optional and not o.variadic)
         self.variadic = next((o for o in self.operand_specs if o.variadic), None)
@@ -305,9 +323,12 @@ class OpDef:
 
     # -- types -----------------------------------------------------------------------------------------------------
 
-    def infer(self, types: Sequence[Type], names: Sequence[str], attributes: Mapping[str, Attribute]) -> tuple[Type, ...] | None:
+    def infer(
+        self, types: Sequence[Type], names: Sequence[str], attributes: Mapping[str, Attribute], declared: Sequence[Type] = ()
+    ) -> tuple[Type, ...] | None:
         """Result types for operand types; None when an unknown operand leaves them open.
 
+        ``declared`` are the types written on the results, which ``declared_result`` operations need.
         Raises :class:`TypeProblem` when the operands don't fit.
         """
         unknown = False
@@ -328,6 +349,10 @@ class OpDef:
                 positional.append(type_)
         filled = self.full_attributes(attributes)
         leading = [filled.pop(a.name) for a in self.positional_attributes]
+        if self.declared_result:
+            if not declared or isinstance(declared[0], UnknownType):
+                raise TypeProblem("the type of the result is not written", hint="write it behind the operation, after a colon")
+            keyword["result_type"] = declared[0]
         result = self.infer_function(*leading, *positional, **keyword, **filled)
         return result if isinstance(result, tuple) else (result,)
 
@@ -373,24 +398,33 @@ PRESENT = "operand.present"
 class RegionOpDef(OpDef):
     """Base of operations with regions, accesses or ranges: subclass it and make one instance.
 
-    ``has_layout`` operations keep the written form of their arguments in an attribute (see :mod:`ir.layout`).
+    ``has_layout`` operations keep the written form of their arguments in an attribute (see :mod:`ir.layout`);
+    ``optional`` operands, written by name, come behind those of the layout.
     """
 
     has_layout = True
 
-    def __init__(self, name: str, dialect: str, attributes: Sequence[AttributeSpec] = (), **flags: Any) -> None:
+    def __init__(
+        self, name: str, dialect: str, attributes: Sequence[AttributeSpec] = (), optional: Sequence[OperandSpec] = (), **flags: Any
+    ) -> None:
         doc = inspect.getdoc(type(self)) or ""
-        super().__init__(name, dialect, (), attributes, None, None, doc, **flags)
+        super().__init__(name, dialect, optional, attributes, None, None, doc, **flags)
 
     def operand_names(self, op: Operation) -> list[str]:
-        return [""] * len(op.operand_uses)
+        present = op.attributes.get(PRESENT, ()) if self.optional_operands else ()
+        assert isinstance(present, tuple)
+        return [""] * (len(op.operand_uses) - len(present)) + [str(p) for p in present]
 
     def region_argument_types(self, op: Operation, operand_types: Sequence[Type]) -> list[Type]:
         """Types of the region's arguments, in order."""
         return []
 
+    def merge_yielded(self, op: Operation, yields: Sequence[Sequence[Type]]) -> Sequence[Type] | None:
+        """What the regions yield together, from the operand types of each one's terminator (none without one)."""
+        return yields[0] if yields else None
+
     def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
-        """Result types; ``yielded`` are the operand types of the region's terminator."""
+        """Result types; ``yielded`` is what :meth:`merge_yielded` gives."""
         return ()
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:

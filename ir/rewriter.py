@@ -39,9 +39,16 @@ def replace_op(op: Operation, values: Sequence[Value]) -> None:
                 block_graph.rename(value, name)
 
 
+def is_pure(op: Operation) -> bool:
+    """Whether neither the operation nor one in its regions has an effect."""
+    if not op.definition.pure:
+        return False
+    return all(inner.definition.pure or inner.definition.is_terminator for inner in op.walk()) if op.regions else True
+
+
 def erase_if_dead(op: Operation) -> bool:
     """Erases a pure operation without uses; returns whether it did."""
-    if op.definition.pure and not any(r.has_uses for r in op.results):
+    if not any(r.has_uses for r in op.results) and is_pure(op):
         op.erase()
         return True
     return False

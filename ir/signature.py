@@ -29,7 +29,7 @@ def array_type(array: NDArray[Any], parameter: Parameter) -> TensorType:
     if dtype is None:
         message = f"%{parameter.name}: arrays of {array.dtype} are not supported"
         raise GraphError(Diagnostic(message, parameter.loc))
-    if isinstance(parameter.type, TensorType) and parameter.type.dtype.name == "index" and dtype.name == "i64":
+    if isinstance(parameter.type, (TensorType, MemRefType)) and parameter.type.dtype.name == "index" and dtype.name == "i64":
         dtype = parameter.type.dtype
     return TensorType(dtype, tuple(int(d) for d in array.shape))
 

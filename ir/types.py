@@ -198,6 +198,9 @@ def merge_types(a: Type, b: Type) -> Type | None:
     if isinstance(a, TensorType) and isinstance(b, TensorType):
         if a.dtype == b.dtype and a.rank == b.rank and all(map(compatible, a.shape, b.shape)):
             return TensorType(a.dtype, tuple(map(merge, a.shape, b.shape)))
+    if isinstance(a, MemRefType) and isinstance(b, MemRefType) and len(a.shape) == len(b.shape):
+        if (a.dtype, a.space, a.align) == (b.dtype, b.space, b.align) and all(map(compatible, a.shape, b.shape)):
+            return MemRefType(a.dtype, tuple(map(merge, a.shape, b.shape)), a.space, a.align)
     return None
 
 
