@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dialects._numerics import refuse_amount, refuse_negative, refuse_zero, truncated_quotient
 from dialects.graph._shapes import broadcast_shapes, require_same_dtype
-from dialects.graph._special import first_position, format_position, ieee_maximum, ieee_minimum
-from ir.opdef import ExecutionError, Float, Integer, Numeric, Tensor, op
+from dialects.graph._special import ieee_maximum, ieee_minimum
+from ir.opdef import Float, Integer, Numeric, Tensor, op
 from ir.types import TensorType
 
 
@@ -24,20 +25,6 @@ def _same(x: TensorType) -> TensorType:
 
 def _is_integer(array: NDArray[Any]) -> bool:
     return array.dtype.kind in "iu"
-
-
-def _refuse(name: str, what: str, bad: NDArray[Any], x: NDArray[Any], y: NDArray[Any]) -> None:
-    """Raises ExecutionError naming the first element where ``bad``, a mask with the shape of ``y``, is true."""
-    if not bad.any():
-        return
-    bad, x, y = np.broadcast_arrays(bad, x, y)
-    position = first_position(bad)
-    if position is not None:  # an empty x leaves no element to compute
-        raise ExecutionError(f"{name}: {what}{format_position(position)}: x is {x[position]}, y is {y[position]}")
-
-
-def _refuse_zero(name: str, x: NDArray[Any], y: NDArray[Any]) -> None:
-    _refuse(name, "integer division by zero", y == 0, x, y)
 
 
 @op(infer=_broadcast, elementwise=True, commutative=True, exact=True)
@@ -159,7 +146,7 @@ def floordiv(x: Numeric, y: Numeric) -> Tensor:
         }
     """
     if _is_integer(y):
-        _refuse_zero("floordiv", x, y)
+        refuse_zero("floordiv", x, y)
     return np.floor_divide(x, y)  # type: ignore[no-any-return]
 
 
@@ -191,7 +178,7 @@ def mod(x: Numeric, y: Numeric) -> Tensor:
         }
     """
     if _is_integer(y):
-        _refuse_zero("mod", x, y)
+        refuse_zero("mod", x, y)
     return np.mod(x, y)  # type: ignore[no-any-return]
 
 
@@ -223,10 +210,8 @@ def truncdiv(x: Numeric, y: Numeric) -> Tensor:
         }
     """
     if _is_integer(y):
-        _refuse_zero("truncdiv", x, y)
-        down = np.floor_divide(x, y)
-        inexact = x - down * y != 0
-        return down + (inexact & ((x < 0) != (y < 0))).astype(down.dtype)  # type: ignore[no-any-return]
+        refuse_zero("truncdiv", x, y)
+        return truncated_quotient(x, y)
     quotient = x / y
     whole = np.rint((x - np.fmod(x, y)) / y)  # the quotient of a multiple is whole but for its rounding
     signed = np.copysign(whole, quotient)
@@ -260,7 +245,7 @@ def rem(x: Numeric, y: Numeric) -> Tensor:
         }
     """
     if _is_integer(y):
-        _refuse_zero("rem", x, y)
+        refuse_zero("rem", x, y)
     return np.fmod(x, y)  # type: ignore[no-any-return]
 
 
@@ -338,14 +323,9 @@ def pow_(x: Numeric, y: Numeric) -> Tensor:
         }
     """
     if _is_integer(y):
-        _refuse("pow", "negative exponent of an integer", y < 0, x, y)
+        refuse_negative("pow", x, y)
         y = np.maximum(y, 0)  # what is negative here is broadcast to nothing, but numpy would refuse it
     return np.power(x, y)  # type: ignore[no-any-return]
-
-
-def _refuse_amount(name: str, x: NDArray[Any], y: NDArray[Any]) -> None:
-    bits = x.dtype.itemsize * 8
-    _refuse(name, f"shift amount outside 0..{bits - 1}", (y < 0) | (y >= bits), x, y)
 
 
 @op(infer=_broadcast, elementwise=True, traps=True)
@@ -363,7 +343,7 @@ def shift_left(x: Integer, y: Integer) -> Tensor:
           return %z
         }
     """
-    _refuse_amount("shift_left", x, y)
+    refuse_amount("shift_left", x, y)
     return np.left_shift(x, y)  # type: ignore[no-any-return]
 
 
@@ -391,7 +371,7 @@ def shift_right(x: Integer, y: Integer) -> Tensor:
           return %z
         }
     """
-    _refuse_amount("shift_right", x, y)
+    refuse_amount("shift_right", x, y)
     return np.right_shift(x, y)  # type: ignore[no-any-return]
 
 

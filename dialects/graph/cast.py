@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from ir.evaluate import round_to
+from dialects._numerics import saturate, to_float
 from ir.opdef import Numeric, Tensor, TypeProblem, op
-from ir.types import DType, TensorType, bf16
+from ir.types import DType, TensorType
 
 
 def _cast(x: TensorType, dtype: DType) -> TensorType:
@@ -26,29 +23,6 @@ def _bitcast(x: TensorType, dtype: DType) -> TensorType:
             hint=f"write cast(..., dtype={dtype.name}) to convert values",
         )
     return x.with_dtype(dtype)
-
-
-def _saturate(x: NDArray[Any], dtype: DType) -> NDArray[Any]:
-    """Floats to integers: toward zero, to the nearest bound outside the range, NaN to 0."""
-    lowest, highest = float(dtype.min_value), float(dtype.max_value)  # highest of 64 bits rounds up to 2**63
-    above, below = x >= highest, x <= lowest
-    inside = np.where(above | below | np.isnan(x), 0.0, x).astype(np.int64).astype(dtype.numpy)
-    limits = np.array([dtype.min_value, dtype.max_value], dtype.numpy)
-    return np.where(above, limits[1], np.where(below, limits[0], inside))
-
-
-def _to_float(x: NDArray[Any], dtype: DType) -> NDArray[Any]:
-    """``x`` in a float type; the one rounding of floats is left to the framework, which in float64 mode does without."""
-    if x.dtype.kind == "f":
-        return x
-    if dtype == bf16 and x.dtype == np.int64:
-        # Rounding to float64 first would be one rounding too many; 54 bits with a sticky last one are exact there.
-        kept = (x >> 10) | ((x & 1023) != 0)
-        big = (x >= 2**53) | (x <= -(2**53))
-        x = np.where(big, kept.astype(np.float64) * 1024.0, x.astype(np.float64))
-    elif x.dtype.itemsize < 8:
-        x = x.astype(np.float64)
-    return round_to(x, dtype)
 
 
 @op(infer=_cast, elementwise=True, exact=True)
@@ -86,11 +60,11 @@ def cast(x: Tensor, *, dtype: DType) -> Tensor:
         }
     """
     if dtype.is_float:
-        return _to_float(x, dtype)
+        return to_float(x, dtype)
     if dtype.kind == "bool":
         return x != 0  # type: ignore[no-any-return]
     if x.dtype.kind == "f":
-        return _saturate(x, dtype)
+        return saturate(x, dtype)
     return x.astype(dtype.numpy)
 
 
