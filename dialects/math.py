@@ -1,4 +1,7 @@
-"""Mathematical functions of scalars and vectors, the bodies of loop nests."""
+"""Mathematical functions of scalars and vectors, the bodies of loop nests.
+
+They are those of the graph dialect and give the same bits.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,449 @@ from typing import Any
 
 import numpy as np
 
-from ir.opdef import FloatScalar, TypeProblem, op
-from ir.types import ScalarType, Type, VectorType
+from dialects._scalars import Operand, binary, broadcast, require_same_dtype, same, with_dtype
+from dialects.graph import _special
+from ir.opdef import FloatScalar, IntegerScalar, SignedScalar, op
+from ir.types import boolean
 
 
-def _same_type(a: Type, b: Type, c: Type) -> Type:
-    for name, other in (("b", b), ("c", c)):
-        if other != a:
-            raise TypeProblem(f"operand types differ: 'a' is {a}, '{name}' is {other}", operand=name)
-    assert isinstance(a, (ScalarType, VectorType))
-    return a
+def _three(a: Operand, b: Operand, c: Operand) -> Operand:
+    return broadcast(require_same_dtype(("a", a), ("b", b), ("c", c)), ("a", a), ("b", b), ("c", c))
 
 
-@op(infer=_same_type, dialect="math", elementwise=True, exact=True)
+def _ldexp(x: Operand, n: Operand) -> Operand:
+    return broadcast(x.dtype, ("x", x), ("n", n))
+
+
+def _to_bool(x: Operand) -> Operand:
+    return with_dtype(x, boolean)
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def exp(x: FloatScalar) -> Any:
+    """e to the power of x.
+
+    exp(-inf) is 0, exp(inf) is inf, NaN stays NaN.  Results that overflow are inf, small ones are denormal before they are 0.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.exp(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.exp(x)
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def expm1(x: FloatScalar) -> Any:
+    """e to the power of x, minus 1; accurate near 0.
+
+    expm1(-0) is -0, expm1(-inf) is -1, expm1(inf) is inf, NaN stays NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.expm1(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.expm1(x)
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def log(x: FloatScalar) -> Any:
+    """The natural logarithm of x.
+
+    log of either zero is -inf, log(inf) is inf; negative numbers and NaN give NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.log(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.log(x)
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def log1p(x: FloatScalar) -> Any:
+    """The natural logarithm of 1 + x; accurate near 0.
+
+    log1p(-0) is -0, log1p(-1) is -inf, log1p(inf) is inf; numbers below -1 and NaN give NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.log1p(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.log1p(x)
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def sqrt(x: FloatScalar) -> Any:
+    """The square root of x, correctly rounded.
+
+    sqrt(-0) is -0, sqrt(inf) is inf; negative numbers and NaN give NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.sqrt(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.sqrt(x)
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def rsqrt(x: FloatScalar) -> Any:
+    """1 / sqrt(x), at most 1 ulp from exact.
+
+    rsqrt(+0) is inf, rsqrt(-0) is -inf, rsqrt(inf) is 0; negative numbers and NaN give NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.rsqrt(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return 1.0 / np.sqrt(x)
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def sin(x: FloatScalar) -> Any:
+    """The sine of x (radians).
+
+    Accurate for large x too.  sin(-0) is -0; infinities and NaN give NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.sin(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.sin(x)
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def cos(x: FloatScalar) -> Any:
+    """The cosine of x (radians).
+
+    Accurate for large x too.  Infinities and NaN give NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.cos(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.cos(x)
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def tan(x: FloatScalar) -> Any:
+    """The tangent of x (radians).
+
+    Accurate for large x too.  tan(-0) is -0; infinities and NaN give NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.tan(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.tan(x)
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def tanh(x: FloatScalar) -> Any:
+    """The hyperbolic tangent of x.
+
+    Accurate near 0; tanh(-0) is -0, tanh of an infinity is 1 with its sign, NaN stays NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.tanh(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.tanh(x)
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def erf(x: FloatScalar) -> Any:
+    """The error function 2/sqrt(pi) * integral of exp(-t*t) from 0 to x.
+
+    Accurate near 0; erf(-0) is -0, erf of an infinity is 1 with its sign, NaN stays NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.erf(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return _special.erf(np.asarray(x))
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def erfc(x: FloatScalar) -> Any:
+    """The complement 1 - erf(x), accurate where erf(x) is near 1.
+
+    erfc(inf) is 0, erfc(-inf) is 2, NaN stays NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.erfc(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return _special.erfc(np.asarray(x))
+
+
+@op(infer=same, dialect="math", elementwise=True, exact=True)
+def absf(x: FloatScalar) -> Any:
+    """The absolute value of a float.
+
+    absf(-0) is +0, absf(-inf) is inf, NaN stays NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.absf(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.abs(x)
+
+
+@op(infer=same, dialect="math", elementwise=True, exact=True)
+def floor(x: FloatScalar) -> Any:
+    """The largest whole number not above x.
+
+    Zeros keep their sign; inf and NaN stay.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.floor(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.floor(x)
+
+
+@op(infer=same, dialect="math", elementwise=True, exact=True)
+def ceil(x: FloatScalar) -> Any:
+    """The smallest whole number not below x.
+
+    Zeros keep their sign, and ceil(-0.5) is -0; inf and NaN stay.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.ceil(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.ceil(x)
+
+
+@op(infer=same, dialect="math", elementwise=True, exact=True)
+def roundeven(x: FloatScalar) -> Any:
+    """The whole number nearest to x; halves go to the even one.
+
+    So 0.5 gives 0, 1.5 and 2.5 give 2, -0.5 gives -0.  inf and NaN stay.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.roundeven(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.rint(x)
+
+
+@op(infer=same, dialect="math", elementwise=True, exact=True)
+def trunc(x: FloatScalar) -> Any:
+    """x without its fraction: rounded toward zero.
+
+    The sign stays, so trunc(-0.5) is -0; inf and NaN stay.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.trunc(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.trunc(x)
+
+
+@op(infer=same, dialect="math", elementwise=True, exact=True)
+def absi(x: SignedScalar) -> Any:
+    """The absolute value of a signed integer; the smallest one stays itself.
+
+    Example::
+
+        graph @example(%A: memref<i32[S]>, %C: memref<i32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.absi(%a) : i32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.abs(x)
+
+
+@op(infer=binary, dialect="math", elementwise=True)
+def powf(x: FloatScalar, y: FloatScalar) -> Any:
+    """x to the power of y, of floats.
+
+    IEEE 754 ``pow``: powf(x, 0) is 1 and powf(1, y) is 1, for NaN too; a negative x with a y that is not whole gives
+    NaN; powf(0, y) with negative y is inf, with the sign of x when y is odd.  Scalars and vectors broadcast like numpy's
+    arrays; both operands have one element type.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %B: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %b = %B[i], %c = %C[i]) {
+            %r = math.powf(%a, %b) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.power(x, y)
+
+
+@op(infer=binary, dialect="math", elementwise=True, exact=True)
+def copysign(x: FloatScalar, y: FloatScalar) -> Any:
+    """x with the sign of y, which may be that of a zero or NaN.
+
+    Scalars and vectors broadcast like numpy's arrays; both operands have one element type.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %B: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %b = %B[i], %c = %C[i]) {
+            %r = math.copysign(%a, %b) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.copysign(x, y)
+
+
+@op(infer=_ldexp, dialect="math", elementwise=True)
+def ldexp(x: FloatScalar, n: IntegerScalar) -> Any:
+    """x times 2 to the power of the integer n, rounded once.
+
+    Any n is allowed: what is too large becomes inf, what is too small is denormal before it is 0.  Zeros, infinities and
+    NaN stay.  Scalars and vectors broadcast like numpy's arrays.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %B: memref<i32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %b = %B[i], %c = %C[i]) {
+            %r = math.ldexp(%a, %b) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.ldexp(x, np.clip(np.asarray(n, np.int64), -5000, 5000).astype(np.int32))  # beyond, everything is 0 or inf
+
+
+@op(infer=_to_bool, dialect="math", elementwise=True, exact_bits=True)
+def isnan(x: FloatScalar) -> Any:
+    """Whether x is NaN: a bool.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<bool[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.isnan(%a) : bool
+            yield %r
+          }
+          return
+        }
+    """
+    return np.isnan(x)
+
+
+@op(infer=_three, dialect="math", elementwise=True, exact=True)
 def fma(a: FloatScalar, b: FloatScalar, c: FloatScalar) -> Any:
     """a * b + c with one rounding (fused multiply-add, IEEE 754-2019 section 5.4.1).
 
     The reference computes f32 and narrower in float64, where the product is exact and the sum is rounded to odd, so
     that the rounding to the result's type is the only one.  For f64 the product rounds first.
+
+    Scalars and vectors broadcast like numpy's arrays; the operands have one element type.
 
     Example::
 

@@ -168,7 +168,8 @@ class Interpreter:
         try:
             results, dtypes = self._results(op, environment)
         except ExecutionError as error:
-            raise GraphError(Diagnostic(f"{op.definition.text_name}: {error}", op.loc)) from error
+            name, message = op.definition.text_name, str(error)
+            raise GraphError(Diagnostic(message if message.startswith(f"{name}:") else f"{name}: {message}", op.loc)) from error
         except TypeProblem as problem:
             use = operand_use_for(op, problem.operand)
             place = use_location(use) if use is not None else attribute_location(op, problem.attribute) if problem.attribute else op.loc
