@@ -25,4 +25,15 @@ def return_(*values: AnyValue) -> None:
 
 @op(infer=_nothing, name="yield", is_terminator=True, pure=False, exact_bits=True)
 def yield_(*values: AnyValue) -> None:
-    """Ends the region of an operation and hands values back to it."""
+    """Ends the region of an operation and hands values back to it.
+
+    Example::
+
+        graph @example(%x: f32[B]) -> f32[B] {
+          %s = scf.for(%i = 0 to 3, %acc = %x) {
+            %t = add(%acc, %acc) : f32[B]
+            yield %t
+          } : f32[B]
+          return %s
+        }
+    """
