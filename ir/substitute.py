@@ -22,7 +22,7 @@ def substitute_attribute(value: Attribute, bindings: Bindings) -> Attribute:
         return substitute(value, bindings)
     if isinstance(value, TYPE_CLASSES):
         return substitute_type(value, bindings)
-    return _substitute_argument(value, bindings)
+    return _substitute_argument(value, bindings)  # type: ignore[no-any-return]
 
 
 def _substitute_argument(value: Any, bindings: Bindings) -> Any:

@@ -125,7 +125,9 @@ def _concat_of_concat(op: Operation) -> Value | None:
     for value in op.operands:
         inner = source(value, concat)
         number = inner.attribute("axis") if inner is not None else None
-        if inner is not None and isinstance(number, int) and normalize_axis(number, type_.rank) == along:
+        # only one that is used once: a chain of doublings would grow exponentially
+        once = inner is not None and inner.result.has_one_use
+        if inner is not None and once and isinstance(number, int) and normalize_axis(number, type_.rank) == along:
             parts += inner.operands
         else:
             parts.append(value)
