@@ -89,7 +89,7 @@ def _parameter_comment(graph: Graph, comment: Comment) -> None:
         graph.trivia.leading += (comment.text,)
         return
     target.trivia = target.trivia or Trivia()
-    if target in before and comment.newlines == 0:
+    if target in before and comment.newlines == 0 and not target.trivia.trailing:  # there is room for one behind a parameter
         target.trivia.trailing += (comment.text,)
     else:
         target.trivia.leading += (comment.text,)

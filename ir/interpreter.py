@@ -199,7 +199,7 @@ class Interpreter:
         result_types = self._types_of_scalars(op)
         if result_types is None:
             types = [self._runtime_type(v, a, d) for v, a, d in zip(op.operands, operands, dtypes, strict=True)]
-            declared = [substitute_type(self._static_types.get(r, r.type), environment.names) for r in op.results]
+            declared = [self.concrete_type(r, environment) for r in op.results]
             result_types = definition.infer(types, names, attributes, declared)
             assert result_types is not None, definition.full_name
             self._check_results(op, result_types, environment)
@@ -236,6 +236,10 @@ class Interpreter:
             if merge_types(declared, type_) is None:
                 raise TypeProblem(f"%{result.name} is declared {result.type}, here {declared}, but {type_} comes out")
             self.check_memory(result, type_)
+
+    def concrete_type(self, value: Value, environment: Environment) -> Type:
+        """The type of a value, with the dimensions of this run."""
+        return substitute_type(self._static_types.get(value, value.type), environment.names)
 
     def check_memory(self, value: Value, type_: Type) -> None:
         """Raises TypeProblem for a tensor or buffer that can't fit in memory."""

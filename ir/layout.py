@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
-from ir.dims import Dim, substitute, symbol, symbols_of
+from ir.dims import Dim, DimExpr, apply_function, symbol
 
 if TYPE_CHECKING:
     from ir.core import Operation
@@ -87,14 +87,22 @@ def defines_argument(argument: Argument) -> bool:
 def evaluate_expr(expr: Dim, operands: Sequence[int], names: Mapping[str, int]) -> int:
     """The integer value of an expression, given operand values and named dimensions.
 
-    Raises KeyError for a name without a value.
+    Raises KeyError for a name without a value, ZeroDivisionError where the divisor of an expression is 0.
     """
     if isinstance(expr, int):
         return expr
-    bindings: dict[str, Dim] = {}
-    for name in symbols_of(expr):
-        bindings[name] = int(operands[int(name[1:])]) if name.startswith("%") else names[name]
-    value = substitute(expr, bindings)
-    if not isinstance(value, int):
+    if not isinstance(expr, DimExpr):
         raise KeyError(str(expr))
-    return value
+    total = 0
+    for monomial, coefficient in expr.terms:
+        value = coefficient
+        for atom in monomial:
+            if not isinstance(atom, str):
+                arguments = [evaluate_expr(a, operands, names) for a in atom.args]
+                value *= apply_function(atom.kind, *arguments)  # type: ignore[assignment]  # of integers an integer
+            elif atom.startswith("%"):
+                value *= int(operands[int(atom[1:])])
+            else:
+                value *= names[atom]
+        total += value
+    return total

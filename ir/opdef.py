@@ -97,7 +97,6 @@ if TYPE_CHECKING:
     UnsignedScalar = Any
     BooleanScalar = Any
     BitsScalar = Any
-    IndexScalar = Any
     Vector = Any
     Buffer = NDArray[Any]
     AnyValue = Any
@@ -114,7 +113,6 @@ else:
     UnsignedScalar = Annotated[Any, OperandKind("a scalar or vector of unsigned integers", ("uint",), (ScalarType, VectorType))]
     BooleanScalar = Annotated[Any, OperandKind("a bool scalar or vector", ("bool",), (ScalarType, VectorType))]
     BitsScalar = Annotated[Any, OperandKind("a scalar or vector of integers or bool", ("int", "uint", "index", "bool"), (ScalarType, VectorType))]
-    IndexScalar = Annotated[Any, OperandKind("a scalar of index", ("index",), (ScalarType,))]
     Vector = Annotated[Any, OperandKind("a vector", (), (VectorType,))]
     Buffer = Annotated[Any, OperandKind("a memref", (), (MemRefType,))]
     AnyValue = Annotated[Any, OperandKind("a value", (), TYPE_CLASSES)]

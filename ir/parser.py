@@ -35,6 +35,21 @@ class Reduction:
         self.build = build
 
 
+def _lexer_stand_in() -> type[Any]:
+    from lark.lexer import Lexer as LarkLexer
+
+    class Unused(LarkLexer):  # type: ignore[misc]
+        """Takes the place of Lark's own lexer, whose checks would cost more than reading a program."""
+
+        def __init__(self, conf: Any) -> None:
+            pass
+
+        def lex(self, data: Any) -> Any:
+            raise NotImplementedError
+
+    return Unused
+
+
 class Tables:
     """Lark's LALR tables in the form that the loop below wants: state -> symbol -> next state or :class:`Reduction`."""
 
@@ -43,7 +58,7 @@ class Tables:
         from lark.parsers.lalr_analysis import Shift
 
         text = (Path(__file__).parent / "grammar.lark").read_text(encoding="utf-8")
-        lark = Lark(text, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=_SHARED)
+        lark = Lark(text, parser="lalr", lexer=_lexer_stand_in(), maybe_placeholders=False, transformer=_SHARED)
         self.lexer = Lexer(lark)
         conf = lark.parse_interactive("").parser_state.parse_conf
         reductions = {rule: _reduction(rule, build) for rule, build in conf.callbacks.items()}

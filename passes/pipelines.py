@@ -9,7 +9,7 @@ PRESETS: dict[str, str] = {
     # inferred and verified, otherwise as written
     "O0": "infer-types",
     # a clean graph: calls inlined, dead and repeated work removed, constants folded
-    "O1": "infer-types,inline,canonicalize,dce",
+    "O1": "infer-types,inline,canonicalize,constant-fold,cse,canonicalize,dce",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ir.core import Module, clone_module
 from ir.diagnostics import GraphError
@@ -69,6 +69,7 @@ class PassManager:
     instrumentation: Instrumentation = field(default_factory=Instrumentation)
     sources: Mapping[str, WeightSource] = field(default_factory=dict)
     records: list[PassRecord] = field(default_factory=list)
+    _generated: dict[Any, WeightSource] = field(default_factory=dict)
 
     def run(self, module: Module) -> bool:
         """Rewrites the module in place; returns whether anything changed.
@@ -131,6 +132,7 @@ class PassManager:
             sources=self.sources,
             seed=self.instrumentation.seed,
             budget=self.instrumentation.verify_exec_budget or DEFAULT_BUDGET,
+            generated=self._generated,
         )
         if outcome.mismatch is not None:
             raise PassFault(text, f"broke the numbers: {outcome.mismatch.describe()}", print_module(reference))

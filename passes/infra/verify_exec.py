@@ -24,7 +24,7 @@ from ir.inference import Inference, unify_call
 from ir.inputs import CAUTION_LEVELS, GeneratedWeights, Kind, choose_sizes, generate_inputs
 from ir.interpreter import Interpreter
 from ir.printer import print_operation
-from ir.types import TensorType, is_known
+from ir.types import DType, TensorType, is_known
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,13 +76,18 @@ def compare_modules(
     sources: Mapping[str, WeightSource] | None = None,
     seed: int = 0,
     budget: float = DEFAULT_BUDGET,
+    generated: dict[tuple[str, Kind], WeightSource] | None = None,
 ) -> Outcome:
-    """Runs every graph that both modules have and nothing else calls, and compares the results."""
+    """Runs every graph that both modules have and nothing else calls, and compares the results.
+
+    Weights of files that ``sources`` lacks are generated, and kept in ``generated`` for the next comparison.
+    """
     outcome = Outcome()
+    generated = generated if generated is not None else {}
     for name in entry_graphs(after):
         if name not in before.graphs:
             return Outcome(Mismatch(None, f"graph @{name} was not there before"))
-        found = _Comparison(before, after, name, preserves, sources or {}, seed, budget).run()
+        found = _Comparison(before, after, name, preserves, sources or {}, generated, seed, budget).run()
         if found.mismatch is not None:
             return found
         outcome.skipped = outcome.skipped or found.skipped
@@ -95,13 +100,44 @@ def entry_graphs(module: Module) -> list[str]:
     return [n for n in module.graphs if n not in called]
 
 
+class _Remembered:
+    """A source whose tensors are read once, however often the program runs."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._read: dict[str, NDArray[Any]] = {}
+
+    def names(self) -> list[str]:
+        return self._source.names()
+
+    def info(self, name: str) -> tuple[DType, tuple[int, ...]]:
+        return self._source.info(name)
+
+    def read(self, name: str) -> NDArray[Any]:
+        if name not in self._read:
+            self._read[name] = self._source.read(name)
+        return self._read[name]
+
+    def close(self) -> None:
+        self._source.close()
+
+
 class _Comparison:
     def __init__(
-        self, before: Module, after: Module, name: str, preserves: Bits, sources: Mapping[str, WeightSource], seed: int, budget: float
+        self,
+        before: Module,
+        after: Module,
+        name: str,
+        preserves: Bits,
+        sources: Mapping[str, WeightSource],
+        generated: dict[tuple[str, Kind], WeightSource],
+        seed: int,
+        budget: float,
     ) -> None:
         self.before, self.after, self.name = before, after, name
         self.preserves = preserves
-        self.sources = sources
+        self.sources = {f: _Remembered(s) for f, s in sources.items()}
+        self.generated = generated
         self.seed = seed
         self.budget = budget
 
@@ -162,11 +198,20 @@ class _Comparison:
                 values[result.name] = (op, array)
 
         graph = module.graphs[self.name]
-        sources = {f: self.sources[f] if f in self.sources else GeneratedWeights(module, f, kind=kind) for f in module.files}
+        sources = {f: self._source(module, f, kind) for f in module.files}
         arrays = [a.copy() for a in inputs]
         interpreter = Interpreter(module, sources, double=double, on_operation=record, quiet=True)
         results = interpreter.run(graph, arrays)
         return _Run(results, values, [arrays[p.index] for p in graph.parameters if p.inout])
+
+    def _source(self, module: Module, file: str, kind: Kind) -> WeightSource:
+        """The bound weights, else generated ones: small integers for exact runs, ordinary numbers for the others."""
+        if file in self.sources:
+            return self.sources[file]
+        key: tuple[str, Kind] = (file, "exact" if kind == "exact" else "real")
+        if key not in self.generated:
+            self.generated[key] = _Remembered(GeneratedWeights(self.before, file, kind=key[1]))
+        return self.generated[key]
 
     # -- comparing -------------------------------------------------------------------------------------------------
 
@@ -226,11 +271,15 @@ def _is_float(array: NDArray[Any]) -> bool:
 
 
 def close_in_double(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Whether two results of float64 runs agree to rounding; integers and bools exactly."""
-    if a.shape != b.shape or a.dtype != b.dtype:
+    """Whether two results of float64 runs agree to rounding; integers and bools exactly.
+
+    A narrow float is an input that is returned as it came: no operation has widened it.
+    """
+    if a.shape != b.shape or _is_float(a) != _is_float(b):
         return False
     if not _is_float(a):
-        return bool(np.array_equal(a, b))
+        return a.dtype == b.dtype and bool(np.array_equal(a, b))
+    a, b = a.astype(np.float64), b.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return False
