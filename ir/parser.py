@@ -44,7 +44,7 @@ def _lexer_stand_in() -> type[Any]:
         def __init__(self, conf: Any) -> None:
             pass
 
-        def lex(self, data: Any) -> Any:
+        def lex(self, lexer_state: Any, parser_state: Any) -> Any:
             raise NotImplementedError
 
     return Unused

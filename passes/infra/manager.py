@@ -109,6 +109,7 @@ class PassManager:
         if watch.print_before_changed and changed:
             watch.emit(f"// before {text}\n{before}")
         if reference is not None and (changed or name == "infer-types"):
+            record.note = "wrong"
             record.note = self._compare(pass_, text, reference, module)
         if name in watch.print_after or "all" in watch.print_after or (watch.print_after_changed and changed):
             watch.emit(f"// after {text}\n{print_module(module)}")
