@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from dialects._access import check_access, check_expressions, check_single, element, number, write
 from ir.core import Operation
 from ir.evaluate import round_to
-from ir.layout import AccessArg, BindArg, LoopDim, evaluate_expr, layout_of
-from ir.opdef import ExecutionError, RegionOpDef, TypeProblem, register
-from ir.types import MemRefType, ScalarType, Type, UnknownType
+from ir.layout import AccessArg, BindArg, LoopDim, layout_of
+from ir.opdef import RegionOpDef, TypeProblem, register
+from ir.types import UNKNOWN, MemRefType, ScalarType, Type
 
 
 class Generic(RegionOpDef):
@@ -49,8 +50,7 @@ class Generic(RegionOpDef):
                 names.add(argument.name)
             elif isinstance(argument, BindArg) and isinstance(argument.source, AccessArg):
                 bindings = True
-                if any(i.size is not None for i in argument.source.indices):
-                    raise TypeProblem("an access here has single elements, not runs (:+)", operand=argument.source.position)
+                check_single(argument.source)
             else:
                 raise TypeProblem("expected loop dimensions (i < N), then bindings of accesses (%x = %A[i])")
         if len(op.regions) != 1:
@@ -60,18 +60,10 @@ class Generic(RegionOpDef):
         return [a.source for a in layout_of(op) if isinstance(a, BindArg) and isinstance(a.source, AccessArg)]
 
     def region_argument_types(self, op: Operation, operand_types: Sequence[Type]) -> list[Type]:
-        types: list[Type] = []
-        for access in self._accesses(op):
-            buffer = operand_types[access.position]
-            if isinstance(buffer, UnknownType):
-                types.append(buffer)
-                continue
-            if not isinstance(buffer, MemRefType):
-                raise TypeProblem(f"expected a memref, found {buffer}", operand=access.position)
-            if len(buffer.shape) != len(access.indices):
-                raise TypeProblem(f"{buffer} has {len(buffer.shape)} dimensions, found {len(access.indices)} indices", operand=access.position)
-            types.append(ScalarType(buffer.dtype))
-        return types
+        dims = [a for a in layout_of(op) if isinstance(a, LoopDim)]
+        check_expressions(op, operand_types, (d.bound for d in dims))
+        buffers = [check_access(op, a, operand_types, [d.name for d in dims]) for a in self._accesses(op)]
+        return [UNKNOWN if b is None else ScalarType(b.dtype) for b in buffers]
 
     def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
         accesses = self._accesses(op)
@@ -90,11 +82,11 @@ class Generic(RegionOpDef):
         accesses = self._accesses(op)
         block = op.regions[0].block
         yielded = block.terminator.operands if block.terminator is not None else []
-        extents = [range(evaluate_expr(d.bound, operands, environment.names)) for d in dims]
+        extents = [range(number(d.bound, operands, environment.names)) for d in dims]
         names = dict(environment.names)
         for point in itertools.product(*extents):
             names.update((d.name, i) for d, i in zip(dims, point, strict=True))
-            places = [self._place(a, operands, names) for a in accesses]
+            places = [element(a, operands, names) for a in accesses]
             for argument, access, place in zip(block.arguments, accesses, places, strict=True):
                 environment.arrays[argument] = operands[access.position][place]
                 environment.dtypes[argument] = environment.dtypes[op.operands[access.position]]
@@ -103,15 +95,8 @@ class Generic(RegionOpDef):
             for access, place, value in zip(accesses[first:], places[first:], yielded, strict=True):
                 dtype = environment.dtypes[value]
                 array = environment.arrays[value]
-                operands[access.position][place] = round_to(array, dtype) if dtype.is_float and not interpreter.double else array
+                write(operands[access.position], place, round_to(array, dtype) if dtype.is_float and not interpreter.double else array)
         return ()
-
-    def _place(self, access: AccessArg, operands: list[Any], names: dict[str, int]) -> tuple[int, ...]:
-        place = tuple(evaluate_expr(i.expr, operands, names) for i in access.indices)
-        for axis, (number, size) in enumerate(zip(place, operands[access.position].shape, strict=True)):
-            if not 0 <= number < size:
-                raise ExecutionError(f"index {number} is outside dimension {axis} of size {size}")
-        return place
 
 
 register(Generic())

@@ -80,7 +80,8 @@ class Builder:
         if present:
             checked[PRESENT] = present
         op = Operation(definition, values, checked, regions, loc=self.loc)
-        types = result_types if result_types is not None and not definition.declared_result else infer_result_types(op, result_types or ())
+        checked_later = definition.infer_function is None or not definition.declared_result
+        types = result_types if result_types is not None and checked_later else infer_result_types(op, result_types or ())
         base = name or self._derived_name(definition)
         op.results = tuple(Value(base if i == 0 else f"{base}.{i}", t, op, i) for i, t in enumerate(types))
         for value in op.results:

@@ -1,0 +1,364 @@
+"""Buffers: row-major, contiguous memory that operations read and write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dialects._access import check_access, check_single, element, write
+from ir.core import Operation
+from ir.dims import Dim, UnknownDim, product
+from ir.layout import AccessArg, OperandArg, layout_of
+from ir.opdef import Buffer, ExecutionError, RegionOpDef, Tensor, TypeProblem, op, register
+from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, UnknownType, index, u8
+
+# -- making and viewing ------------------------------------------------------------------------------------------------
+
+
+def _from_tensor(x: TensorType) -> MemRefType:
+    return MemRefType(x.dtype, x.shape)
+
+
+def _to_tensor(m: MemRefType) -> TensorType:
+    return TensorType(m.dtype, m.shape)
+
+
+@op(infer=_from_tensor, dialect="memref", exact_bits=True)
+def from_tensor(x: Tensor) -> Any:
+    """The elements of a tensor as a buffer that can be read only.
+
+    Nothing is copied; a store into it is refused when the program runs.
+
+    Example::
+
+        graph @example(%x: f32[B, 4]) -> f32[B, 4] {
+          %A = memref.from_tensor(%x) : memref<f32[B, 4]>
+          %C = memref.alloc() : memref<f32[B, 4]>
+          linalg.generic(i < B, j < 4, %a = %A[i, j], %c = %C[i, j]) {
+            %r = arith.negf(%a) : f32
+            yield %r
+          }
+          %y = memref.to_tensor(%C) : f32[B, 4]
+          return %y
+        }
+    """
+    view = np.asarray(x).view()
+    view.setflags(write=False)
+    return view
+
+
+@op(infer=_to_tensor, dialect="memref", pure=False, exact_bits=True)
+def to_tensor(m: Buffer) -> Tensor:
+    """The elements that a buffer holds at this moment, as a tensor.
+
+    They are copied: later stores into the buffer don't change the tensor.
+
+    Example::
+
+        graph @example(%A: memref<f32[B, 4]>) -> f32[B, 4] {
+          %x = memref.to_tensor(%A) : f32[B, 4]
+          %y = exp(%x) : f32[B, 4]
+          return %y
+        }
+    """
+    return np.array(m, order="C")
+
+
+_GARBAGE = bytes((0xFF, 0x7F))  # makes NaN of every float type, and large numbers of integers
+
+
+class Alloc(RegionOpDef):
+    """New memory for a buffer of the declared type.
+
+    What it holds before something is stored is not specified.  The reference interpreter fills it with NaN in every float
+    type and large numbers in integer types, so that a read of what was never written shows.
+
+    Example::
+
+        graph @example(%A: memref<f32[B, 4]>, %C: memref<f32[4, B]>) {
+          %T = memref.alloc() : memref<f32[4, B]>
+          linalg.generic(i < B, j < 4, %a = %A[i, j], %t = %T[j, i]) {
+            yield %a
+          }
+          memref.copy(%T, %C)
+          return
+        }
+    """
+
+    def __init__(self) -> None:
+        super().__init__("alloc", "memref", result_count=1, pure=False, exact_bits=True, declared_result=True)
+
+    def verify(self, op: Operation) -> None:
+        """No operand, and a declared buffer of known shape."""
+        if layout_of(op) or op.regions:
+            raise TypeProblem("expected no operands: memref.alloc() : memref<f32[4]>")
+        _declared_buffer(op.results[0].type)
+
+    def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
+        return (op.results[0].type,)
+
+    def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
+        type_ = interpreter.concrete_type(op.results[0], environment)
+        interpreter.check_memory(op.results[0], type_)
+        if any(d < 0 for d in type_.shape):
+            raise ExecutionError(f"a dimension of {type_} is negative")
+        count = math.prod(type_.shape)
+        if interpreter.double and type_.dtype.is_float:
+            return (np.full(type_.shape, np.nan),)
+        if interpreter.double and type_.dtype == u8:
+            # an arena: eight bytes for each, so that views of narrow floats have room for float64 (see ``view``)
+            return (_garbage(8 * count)[::8].reshape(type_.shape),)
+        if type_.dtype.kind == "bool":
+            return (np.ones(type_.shape, np.bool_),)
+        return (_garbage(count * type_.dtype.itemsize).view(type_.dtype.numpy).reshape(type_.shape),)
+
+
+def _garbage(count: int) -> Any:
+    return np.tile(np.frombuffer(_GARBAGE, np.uint8), count // 2 + 1)[:count]
+
+
+def _declared_buffer(type_: Type) -> MemRefType:
+    if isinstance(type_, UnknownType):
+        raise TypeProblem("the type of the result is not written", hint="write it behind the operation: ... : memref<f32[4]>")
+    if not isinstance(type_, MemRefType):
+        raise TypeProblem(f"the result is a memref, so it can't be declared {type_}")
+    if any(isinstance(d, UnknownDim) for d in type_.shape):
+        raise TypeProblem(f"a dimension of {type_} is '?'", hint="write a number or a symbolic dimension")
+    return type_
+
+
+def _reshape(m: MemRefType, result_type: Type) -> MemRefType:
+    result = _declared_buffer(result_type)
+    if result.dtype != m.dtype:
+        raise TypeProblem(f"a buffer of {m.dtype} has no elements of {result.dtype}", operand="m")
+    if any(isinstance(d, UnknownDim) for d in m.shape):
+        return result
+    if product(m.shape) != product(result.shape):
+        raise TypeProblem(f"{m} has {product(m.shape)} elements, {result} has {product(result.shape)}", operand="m")
+    return result
+
+
+@op(infer=_reshape, dialect="memref", exact_bits=True, declared_result=True, needs_output_type=True)
+def reshape(m: Buffer, *, output_type: MemRefType) -> Any:
+    """The same memory under the declared shape, which has equally many elements.
+
+    A store through one of them is seen through the other.
+
+    Example::
+
+        graph @example(%A: memref<f32[B, 4]>, %C: memref<f32[2*B, 2]>) {
+          %F = memref.reshape(%A) : memref<f32[2*B, 2]>
+          memref.copy(%F, %C)
+          return
+        }
+    """
+    result = np.reshape(m, [int(d) for d in output_type.shape])  # type: ignore[arg-type]  # concrete here
+    if result.size and not np.may_share_memory(result, m):
+        raise ExecutionError("memref.reshape: the buffer is not contiguous")
+    return result
+
+
+def _view(arena: MemRefType, offset: Dim, result_type: Type) -> MemRefType:
+    result = _declared_buffer(result_type)
+    if arena.dtype != u8 or len(arena.shape) != 1:
+        raise TypeProblem(f"expected an arena, memref<u8[bytes]>, found {arena}", operand="arena")
+    if isinstance(offset, UnknownDim):
+        raise TypeProblem("the offset is '?'", attribute="offset")
+    size = product(result.shape) * result.dtype.itemsize
+    if isinstance(offset, int):
+        if offset % result.dtype.itemsize:
+            raise TypeProblem(f"offset {offset} is not a multiple of {result.dtype.itemsize}, the bytes of {result.dtype}", attribute="offset")
+        total = arena.shape[0]
+        if offset < 0 or (isinstance(size, int) and isinstance(total, int) and offset + size > total):
+            raise TypeProblem(f"bytes {offset} to {offset + size} are outside {arena}", attribute="offset")
+    return result
+
+
+@op(infer=_view, dialect="memref", exact_bits=True, declared_result=True, needs_output_type=True)
+def view(arena: Buffer, *, offset: Dim, output_type: MemRefType) -> Any:
+    """A buffer of the declared type inside an arena, from the byte ``offset`` on.
+
+    The arena is ``memref<u8[bytes]>``.  The offset may be symbolic; it is a multiple of the bytes of one element.  Both
+    that and the bounds are checked, at the latest when the program runs.
+
+    Example::
+
+        graph @example(%A: memref<f32[B]>, %C: memref<f32[B]>) {
+          %M = memref.alloc() : memref<u8[8*B]>
+          %T = memref.view(%M, offset=4*B) : memref<f32[B]>
+          memref.copy(%A, %T)
+          memref.copy(%T, %C)
+          return
+        }
+    """
+    dtype, shape = output_type.dtype, [int(d) for d in output_type.shape]  # type: ignore[arg-type]
+    assert isinstance(offset, int)
+    size = math.prod(shape) * dtype.itemsize
+    if offset < 0 or offset + size > arena.shape[0]:
+        raise ExecutionError(f"memref.view: bytes {offset} to {offset + size} are outside the arena of {arena.shape[0]} bytes")
+    if offset % dtype.itemsize:
+        raise ExecutionError(f"memref.view: offset {offset} is not a multiple of {dtype.itemsize}, the bytes of {dtype}")
+    part = arena[offset : offset + size]
+    if size and arena.strides[0] == 8:  # float64 in place of narrow floats: one for each element, at its first byte
+        wide = np.dtype(np.float64) if dtype.is_float else dtype.numpy
+        strides = [8 * dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return np.ndarray(shape, wide, part.base, _address(part) - _address(part.base), strides)
+    return part.view(dtype.numpy).reshape(shape)
+
+
+def _address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _dim(m: MemRefType, axis: int) -> ScalarType:
+    if not 0 <= axis < len(m.shape):
+        raise TypeProblem(f"axis={axis} is out of range: {m} has {len(m.shape)} dimensions", attribute="axis")
+    return ScalarType(index)
+
+
+@op(infer=_dim, dialect="memref", exact_bits=True)
+def dim(m: Buffer, *, axis: int) -> Any:
+    """The size of a buffer along ``axis``, counted from 0, as an index.
+
+    Example::
+
+        graph @example(%A: memref<f32[B, S]>, %C: memref<index[2]>) {
+          %b = memref.dim(%A, axis=0) : index
+          memref.store(%b, %C[0])
+          %s = memref.dim(%A, axis=1) : index
+          memref.store(%s, %C[1])
+          return
+        }
+    """
+    return np.int64(m.shape[axis])
+
+
+# -- reading and writing -----------------------------------------------------------------------------------------------
+
+
+class Load(RegionOpDef):
+    """One element of a buffer as a scalar.
+
+    ``memref.load(%A[%i, %j + 1])``: an index is an expression of integers, named dimensions and values of type ``index``,
+    with ``+``, ``-``, ``*``, ``floordiv``, ``ceildiv``, ``mod``, ``min`` and ``max``.
+
+    Raises an error for an index outside the buffer.
+
+    Example::
+
+        graph @example(%A: memref<f32[B, 4]>, %C: memref<f32[4, B]>) {
+          scf.for(%i = 0 to B) {
+            scf.for(%j = 0 to 4) {
+              %a = memref.load(%A[-%i+B-1, %j]) : f32
+              memref.store(%a, %C[%j, %i])
+              yield
+            }
+            yield
+          }
+          return
+        }
+    """
+
+    def __init__(self) -> None:
+        super().__init__("load", "memref", result_count=1, pure=False, exact_bits=True, traps=True)
+
+    def verify(self, op: Operation) -> None:
+        """One access to a single element, and no region."""
+        layout = layout_of(op)
+        if len(layout) != 1 or not isinstance(layout[0], AccessArg) or op.regions:
+            raise TypeProblem("expected one access: memref.load(%A[%i, 0])")
+        check_single(layout[0])
+
+    def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
+        access = layout_of(op)[0]
+        assert isinstance(access, AccessArg)
+        buffer = check_access(op, access, operand_types)
+        return (UNKNOWN if buffer is None else ScalarType(buffer.dtype),)
+
+    def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
+        access = layout_of(op)[0]
+        assert isinstance(access, AccessArg)
+        return (operands[access.position][element(access, operands, environment.names)],)
+
+
+class Store(RegionOpDef):
+    """Writes a scalar to one element of a buffer.
+
+    ``memref.store(%value, %A[%i, %j])``; indices are those of ``memref.load``.
+
+    Raises an error for an index outside the buffer, and for a buffer that is read-only (``memref.from_tensor``).
+
+    Example::
+
+        graph @example(%A: memref<f32[B, 4]>, %C: memref<f32[B]>) {
+          scf.for(%i = 0 to B) {
+            %x = memref.load(%A[%i, 0]) : f32
+            %y = memref.load(%A[%i, 3]) : f32
+            %s = arith.addf(%x, %y) : f32
+            memref.store(%s, %C[%i])
+            yield
+          }
+          return
+        }
+    """
+
+    def __init__(self) -> None:
+        super().__init__("store", "memref", result_count=0, pure=False, exact_bits=True, traps=True)
+
+    def verify(self, op: Operation) -> None:
+        """A value and an access to a single element, and no region."""
+        layout = layout_of(op)
+        if len(layout) != 2 or not isinstance(layout[0], OperandArg) or not isinstance(layout[1], AccessArg) or op.regions:
+            raise TypeProblem("expected a value and an access: memref.store(%x, %A[%i, 0])")
+        check_single(layout[1])
+
+    def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
+        value, access = layout_of(op)
+        assert isinstance(value, OperandArg) and isinstance(access, AccessArg)
+        buffer, type_ = check_access(op, access, operand_types), operand_types[value.position]
+        if buffer is not None and not isinstance(type_, UnknownType) and type_ != ScalarType(buffer.dtype):
+            raise TypeProblem(f"an element of {buffer} is {buffer.dtype}, found {type_}", operand=value.position)
+        return ()
+
+    def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
+        value, access = layout_of(op)
+        assert isinstance(value, OperandArg) and isinstance(access, AccessArg)
+        write(operands[access.position], element(access, operands, environment.names), operands[value.position])
+        return ()
+
+
+def _copy(source: MemRefType, target: MemRefType) -> tuple[()]:
+    if source.dtype != target.dtype or len(source.shape) != len(target.shape):
+        raise TypeProblem(f"{source} can't be copied to {target}", operand="target")
+    for a, b in zip(source.shape, target.shape, strict=True):
+        if a != b and not isinstance(a, UnknownDim) and not isinstance(b, UnknownDim):
+            raise TypeProblem(f"{source} can't be copied to {target}", operand="target")
+    return ()
+
+
+@op(infer=_copy, dialect="memref", pure=False, exact_bits=True)
+def copy(source: Buffer, target: Buffer) -> None:
+    """Writes the elements of one buffer into another of the same shape.
+
+    All are read before one is written, so the two may overlap.
+
+    Raises an error for a target that is read-only (``memref.from_tensor``).
+
+    Example::
+
+        graph @example(%A: memref<f32[B, 4]>, %C: memref<f32[B, 4]>) {
+          memref.copy(%A, %C)
+          return
+        }
+    """
+    if source.shape != target.shape:
+        raise ExecutionError(f"memref.copy: a buffer of shape {list(source.shape)} can't be copied to one of {list(target.shape)}")
+    write(target, ..., source)
+
+
+register(Alloc())
+register(Load())
+register(Store())
