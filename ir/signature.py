@@ -89,7 +89,7 @@ def _solve(pending: list[tuple[Parameter, TensorType, Dim, int]], bindings: dict
                     names = ", ".join(f"{n}={bindings[n]} (from %{origin[n]})" for n in symbols_of(dim))
                     raise _mismatch(parameter, type_, f": {dim} is {value} with {names}, not {size}")
                 continue
-            solved = _solve_one(value, size)
+            solved = solve_dimension(value, size)
             if solved is None:
                 postponed.append(entry)
                 continue
@@ -105,8 +105,11 @@ def _solve(pending: list[tuple[Parameter, TensorType, Dim, int]], bindings: dict
         remaining = postponed
 
 
-def _solve_one(dim: Dim, size: int) -> tuple[str, int | None] | None:
-    """name, value for ``coefficient * name + constant = size``; a value of None when there is none."""
+def solve_dimension(dim: Dim, size: int) -> tuple[str, int | None] | None:
+    """name, value for ``coefficient * name + constant = size``; a value of None when there is none.
+
+    None as a whole when the dimension has another form.
+    """
     if not isinstance(dim, DimExpr):
         return None
     constant = sum(c for m, c in dim.terms if not m)

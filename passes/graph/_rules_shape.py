@@ -101,6 +101,10 @@ def _pad_of_nothing(op: Operation) -> Value | None:
     return first(op) if all(amount == 0 for amount in (*low, *high)) else None
 
 
+_CONCAT_LIMIT = 32
+"""Operands of a concat that is made from several."""
+
+
 def _concat_of_one(op: Operation) -> Value | None:
     return first(op) if len(op.operands) == 1 else None
 
@@ -122,13 +126,15 @@ def _concat_of_concat(op: Operation) -> Value | None:
         return None
     along = normalize_axis(axis, type_.rank)
     parts: list[Value] = []
+    total = len(op.operands)
     for value in op.operands:
         inner = source(value, concat)
         number = inner.attribute("axis") if inner is not None else None
-        # only one that is used once: a chain of doublings would grow exponentially
-        once = inner is not None and inner.result.has_one_use
-        if inner is not None and once and isinstance(number, int) and normalize_axis(number, type_.rank) == along:
+        grown = total + len(inner.operands) - 1 if inner is not None else total
+        # not by the number of uses, which later rewrites change; not without a limit, as a chain of doublings explodes
+        if inner is not None and grown <= _CONCAT_LIMIT and isinstance(number, int) and normalize_axis(number, type_.rank) == along:
             parts += inner.operands
+            total = grown
         else:
             parts.append(value)
     return None if len(parts) == len(op.operands) else concat(*parts, axis=axis)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ir.core import Module, Operation, Value
-from ir.diagnostics import Diagnostic, GraphError, did_you_mean
+from ir.diagnostics import did_you_mean
 from ir.opdef import REGISTRY
 from ir.rewriter import rewrite_greedily, walk_graphs
 from passes.graph._decompositions import DECOMPOSITIONS, can_decompose
@@ -35,17 +35,21 @@ class Decompose(Pass):
     ops: tuple[str, ...] = ()
     """which operations, as [softmax, gelu]; all composites when it is empty"""
 
-    def run(self, module: Module, context: PassContext) -> bool:
-        wanted = [n if "." in n else f"graph.{n}" for n in self.ops] or list(DECOMPOSITIONS)
-        for name in wanted:
+    def __post_init__(self) -> None:
+        for name in self._wanted():
             if name not in DECOMPOSITIONS:
                 known = [n.removeprefix("graph.") for n in DECOMPOSITIONS]
-                raise GraphError(Diagnostic(f"decompose: '{name.removeprefix('graph.')}' is no composite", hint=did_you_mean(name, known)))
+                hint = did_you_mean(name.removeprefix("graph."), known)
+                raise ValueError(f"'{name.removeprefix('graph.')[:80]}' is no composite operation" + (f"; {hint}" if hint else ""))
 
+    def _wanted(self) -> list[str]:
+        return [n if "." in n else f"graph.{n}" for n in self.ops] or list(DECOMPOSITIONS)
+
+    def run(self, module: Module, context: PassContext) -> bool:
         def rewrite(op: Operation) -> list[Value] | None:
             return list(DECOMPOSITIONS[op.name](op)) if can_decompose(op) else None
 
-        rewrites = {REGISTRY[n]: [rewrite] for n in wanted}
+        rewrites = {REGISTRY[n]: [rewrite] for n in self._wanted()}
         changed = False
         for graph in walk_graphs(module):
             changed |= rewrite_greedily(graph, rewrites, lambda op: context.count(f"{op.definition.text_name} decomposed"))
