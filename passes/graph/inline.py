@@ -65,21 +65,26 @@ class Inline(Pass):
         inlined = 0
         for graph in _callees_first(module):
             sizes[graph.name] = sum(1 for _ in graph.walk())
-            for op in list(graph.walk()):
-                if op.definition.full_name != "graph.call":
-                    continue
-                callee = _callee(op, module)
-                bindings = unify_call(callee, [v.type for v in op.operands])
-                grown = sizes[graph.name] + sizes[callee.name]
-                if grown > self.limit or not _binds_all(callee, bindings):
-                    continue
-                _hand_over_constraints(op, callee, graph, bindings)
-                _inline(op, callee, module, bindings)
-                sizes[graph.name] = grown
-                inlined += 1
+            while count := self._inline_calls(graph, module, sizes):
+                inlined += count
         context.count("calls inlined", inlined)
         removed = 0 if self.keep else _remove(module, called)
         return inlined > 0 or removed > 0
+
+    def _inline_calls(self, graph: Graph, module: Module, sizes: dict[str, int]) -> int:
+        """Goes once through the calls of a graph; returns how many it replaced."""
+        inlined = 0
+        for op in [op for op in graph.walk() if op.definition.full_name == "graph.call"]:
+            callee = _callee(op, module)
+            bindings = unify_call(callee, [v.type for v in op.operands])
+            grown = sizes[graph.name] + sizes[callee.name] - 2  # without the call and the callee's return
+            if grown > self.limit or not _binds_all(callee, bindings):
+                continue
+            _hand_over_constraints(op, callee, graph, bindings)
+            _inline(op, callee, module, bindings)
+            sizes[graph.name] = grown
+            inlined += 1
+        return inlined
 
 
 # -- which calls -------------------------------------------------------------------------------------------------------

@@ -137,10 +137,11 @@ def _bind(parameter: Parameter, type_: TensorType, bindings: dict[str, Dim]) -> 
         if solved is None:
             continue
         name, found = solved
-        if name in bindings and bindings[name] != found:
-            raise GraphError(Diagnostic(f"%{parameter.name} is {declared}, {type_} makes {name} {found}, but it is {bindings[name]}", parameter.loc))
-        if plain_symbol(found) != name:
-            bindings[name] = found
+        if plain_symbol(found) == name:
+            continue
+        if bindings.setdefault(name, found) != found:
+            message = f"%{parameter.name} is {declared}, {type_} makes {name} {found}, but it is {bindings[name]}"
+            raise GraphError(Diagnostic(message, parameter.loc))
 
 
 def _solve(dim: Dim, value: Dim) -> tuple[str, Dim] | None:
@@ -154,8 +155,9 @@ def _solve(dim: Dim, value: Dim) -> tuple[str, Dim] | None:
     return (solved[0], solved[1]) if solved is not None and solved[1] is not None and solved[1] >= 0 else None
 
 
-def _misfit(parameter: Parameter, type_: TensorType) -> GraphError:
-    return GraphError(Diagnostic(f"%{parameter.name} is {parameter.type}, it can't be {type_}", parameter.loc))
+def _misfit(parameter: Parameter, wanted: TensorType, become: Type | None = None) -> GraphError:
+    here = f", here {become}" if become not in (None, parameter.type) else ""
+    return GraphError(Diagnostic(f"%{parameter.name} is {parameter.type}{here}: it can't be {wanted}", parameter.loc))
 
 
 def _apply(graph: Graph, wanted: Mapping[Parameter, TensorType], bindings: Mapping[str, Dim]) -> bool:
@@ -184,6 +186,6 @@ def _refined(parameter: Parameter, type_: Type, wanted: TensorType, numbers: Map
     shape = tuple(substitute(d, numbers) for d in wanted.shape)
     assert isinstance(type_, (TensorType, MemRefType))
     if not all(map(compatible, type_.shape, shape)):
-        raise _misfit(parameter, wanted)
+        raise _misfit(parameter, wanted, type_)
     merged = tuple(map(merge, type_.shape, shape))
     return TensorType(type_.dtype, merged) if isinstance(type_, TensorType) else MemRefType(type_.dtype, merged, type_.space, type_.align)
