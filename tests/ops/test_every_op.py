@@ -5,7 +5,7 @@ Nothing here names an operation: one that is added to ``dialects/`` is tested wi
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import pytest
 
@@ -33,7 +33,7 @@ from tests.checks import (
 EXAMPLES = {f"{name}-{number}": (name, text) for name, number, text in all_examples()}
 
 
-@lru_cache(maxsize=None)
+@cache
 def runs_of(key: str) -> Baseline:
     """The example with inferred types, and its runs.  The graph is called @main, as passes expect."""
     return baseline(load(EXAMPLES[key][1].replace("@example(", "@main(")))
