@@ -85,7 +85,7 @@ def find_graph(module: Module, name: str | None) -> Graph:
     raise GraphError(Diagnostic("which graph? there is no @main", hint=f"name one of {', '.join('@' + n for n in module.graphs)}"))
 
 
-def _keep_reachable(module: Module, entry: Graph) -> None:
+def keep_reachable(module: Module, entry: Graph) -> None:
     """Removes the graphs that a run of ``entry`` does not call, callers of it among them: nothing calls it then."""
     needed: dict[str, None] = {}
     names = [entry.name]
@@ -127,7 +127,7 @@ def compile(
         if device not in DEVICES:
             raise GraphError(Diagnostic(f"there is no device '{device}'", hint=f"devices: {', '.join(DEVICES)}"))
         entry = find_graph(module, graph)
-        _keep_reachable(module, entry)
+        keep_reachable(module, entry)
         sources: Sources = bind_files(module, files, folder, required=True)
         bind_constants(module, entry, constants or {}, sources)
         PassManager(load_pipeline(pipeline), sources=sources).run(module)

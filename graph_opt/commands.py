@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graph_opt.api import DEVICES, find_graph, parse, read_program
+from graph_opt.api import DEVICES, find_graph, keep_reachable, parse, read_program
 from graph_opt.binding import at_location, bind_files
 from graph_opt.executable import Executable
 from ir.core import Graph, Module, Operation
@@ -251,6 +251,7 @@ def run_program(args: argparse.Namespace) -> int:
     module = _read(args)
     outputs = _pairs(args.outputs, "--output")
     entry = find_graph(module, args.graph)
+    keep_reachable(module, entry)
     _check_outputs(entry, outputs)
     given = {n: _load_array(path, n, entry) for n, path in _pairs(args.inputs, "--input").items()}
     sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=True)
