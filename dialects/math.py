@@ -5,6 +5,7 @@ They are those of the graph dialect and give the same bits.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from dialects._scalars import Operand, binary, broadcast, require_same_dtype, same, with_dtype
 from dialects.graph import _special
 from ir.opdef import FloatScalar, IntegerScalar, SignedScalar, op
-from ir.types import boolean
+from ir.types import boolean, f64
 
 
 def _three(a: Operand, b: Operand, c: Operand) -> Operand:
@@ -444,12 +445,12 @@ def isnan(x: FloatScalar) -> Any:
     return np.isnan(x)
 
 
-@op(infer=_three, dialect="math", elementwise=True, exact=True)
-def fma(a: FloatScalar, b: FloatScalar, c: FloatScalar) -> Any:
+@op(infer=_three, dialect="math", elementwise=True, exact=True, needs_output_type=True)
+def fma(a: FloatScalar, b: FloatScalar, c: FloatScalar, *, output_type: Operand) -> Any:
     """a * b + c with one rounding (fused multiply-add, IEEE 754-2019 section 5.4.1).
 
     The reference computes f32 and narrower in float64, where the product is exact and the sum is rounded to odd, so
-    that the rounding to the result's type is the only one.  For f64 the product rounds first.
+    that the rounding to the result's type is the only one; for f64 it computes with fractions.
 
     Scalars and vectors broadcast like numpy's arrays; the operands have one element type.
 
@@ -463,6 +464,8 @@ def fma(a: FloatScalar, b: FloatScalar, c: FloatScalar) -> Any:
           return
         }
     """
+    if output_type.dtype == f64:
+        return _exact_fma(*np.broadcast_arrays(a, b, c))
     product = a * b  # exact for widened f32 operands: 24 + 24 bits
     total = product + c
     with np.errstate(all="ignore"):
@@ -480,3 +483,18 @@ def _round_to_odd(total: Any, error: Any) -> Any:
     bits = np.where(inexact & away, bits - np.uint64(1), bits)
     bits = np.where(inexact, bits | np.uint64(1), bits)
     return bits.view(np.float64).reshape(total.shape)
+
+
+def _exact_fma(a: Any, b: Any, c: Any) -> Any:
+    result = np.asarray(a * b + c)  # right for infinities and NaN, and for the sign of an exact zero
+    out = result.reshape(-1)
+    for i, (x, y, z) in enumerate(zip(a.flat, b.flat, c.flat, strict=True)):
+        if not (np.isfinite(x) and np.isfinite(y) and np.isfinite(z)):
+            continue
+        exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
+        if exact:
+            try:
+                out[i] = exact.numerator / exact.denominator  # Python rounds quotients of integers once
+            except OverflowError:
+                out[i] = np.copysign(np.inf, float(exact > 0) - 0.5)
+    return out.reshape(result.shape)
