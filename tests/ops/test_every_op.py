@@ -5,11 +5,13 @@ Nothing here names an operation: one that is added to ``dialects/`` is tested wi
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
 
 from ir.core import Module
+from ir.diagnostics import GraphError
 from ir.docs import example_texts
 from ir.opdef import REGISTRY, RegionOpDef
 from ir.parser import parse_module
@@ -106,14 +108,40 @@ def test_inference_agrees_with_execution(key: str) -> None:
     check_inference(runs.module, runs)
 
 
+def rounds_once(module: Module) -> bool:
+    """Whether the program has one operation that computes, on tensors."""
+    computing = [op for op in module.walk() if op.operand_uses and not op.definition.is_terminator]
+    tensors = all(isinstance(v.type, TensorType) for v in module.graphs["main"].results)
+    return len(computing) <= 1 and tensors and not any(isinstance(op.definition, RegionOpDef) for op in module.walk())
+
+
 def test_rounds_once(key: str) -> None:
-    name, _ = EXAMPLES[key]
     runs = runs_of(key)
-    computing = [op for op in runs.module.walk() if op.operand_uses and not op.definition.is_terminator]
-    graph = runs.module.graphs["main"]
-    if len(computing) > 1 or isinstance(REGISTRY[name], RegionOpDef) or not all(isinstance(v.type, TensorType) for v in graph.results):
+    if not rounds_once(runs.module):
         pytest.skip("more than one operation")
-    assert check_rounded_once(runs.module, runs) or not graph.results
+    assert check_rounded_once(runs.module, runs) or not runs.module.graphs["main"].results
+
+
+FLOATS = [f"{key}-{dtype}" for key, (_, text) in EXAMPLES.items() if re.search(r"\bf32\b", text) for dtype in ("f64", "f16", "bf16")]
+
+
+@pytest.mark.parametrize("variant", FLOATS)
+def test_other_float_types(variant: str) -> None:
+    """The example with another element type in the place of f32, if the operation takes it."""
+    key, _, dtype = variant.rpartition("-")
+    text = re.sub(r"\bf32\b", dtype, EXAMPLES[key][1]).replace("@example(", "@main(")
+    try:
+        module = load(text)
+    except GraphError as error:
+        pytest.skip(str(error).splitlines()[0])
+    check_text(module)
+    runs = baseline(module)
+    assert runs.cases, runs.failed
+    check_inference(module, runs)
+    if rounds_once(module):
+        check_rounded_once(module, runs)
+    for pass_ in default_passes().values():
+        check_pass(pass_, runs, strict=True)
 
 
 @pytest.mark.parametrize("pass_name", registered_passes())
