@@ -123,16 +123,14 @@ def _relu(op: Operation) -> Sequence[Value]:
 
 
 def _leaky_relu(op: Operation) -> Sequence[Value]:
-    x = _operand(op, "x")
+    x = _wide(_operand(op, "x"))
     zero, alpha = _number(0, _dtype(x)), _number(_float(op, "alpha"), _dtype(x))
-    return [where(greater_equal(x, zero), x, mul(alpha, x))]
+    return _rounded_to_result(op, where(greater_equal(x, zero), x, mul(alpha, x)))
 
 
 def _elu(op: Operation) -> Sequence[Value]:
-    narrow = _operand(op, "x")
-    x = _wide(narrow)
-    alpha = float(round_to(np.array(_float(op, "alpha")), _dtype(narrow)))
-    below = mul(_number(alpha, _dtype(x)), expm1(x))
+    x = _wide(_operand(op, "x"))
+    below = mul(_number(_float(op, "alpha"), _dtype(x)), expm1(x))
     return _rounded_to_result(op, where(greater(x, _number(0, _dtype(x))), x, below))
 
 
