@@ -144,7 +144,8 @@ def test_any_memory_layout() -> None:
 
 
 def test_results_are_the_callers_own() -> None:
-    program = graph_opt.compile(graph_opt.parse("graph @main(%x: f32[2, 2]) -> (f32[2, 2], f32[4]) {\n  %y = reshape(%x, shape=[4])\n  return %x, %y\n}\n"))
+    text = "graph @main(%x: f32[2, 2]) -> (f32[2, 2], f32[4]) {\n  %y = reshape(%x, shape=[4])\n  return %x, %y\n}\n"
+    program = graph_opt.compile(graph_opt.parse(text))
     x = np.ones((2, 2), np.float32)
     a, b = program(x)
     assert not np.shares_memory(a, x) and not np.shares_memory(a, b)

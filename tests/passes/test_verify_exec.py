@@ -74,7 +74,7 @@ SABOTAGE = [swap_operands, nudge_a_constant, use_another_value, double_an_intege
 
 
 @pytest.mark.parametrize("sabotage", SABOTAGE, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", [n for n in pass_files()])
+@pytest.mark.parametrize("name", list(pass_files()))
 def test_a_wrong_rewrite_in_any_pass_is_named(
     name: str, sabotage: Callable[[Module], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
