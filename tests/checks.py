@@ -79,6 +79,17 @@ class Noisy(Interpreter):
                 environment.arrays[result] = np.where(np.isfinite(noisy), noisy, array)
 
 
+class Wide(Interpreter):
+    """Hands tensors of floats to every operation as float64, inputs of the program too."""
+
+    def run_operation(self, op: Operation, environment: Any) -> None:
+        for value in op.operands:
+            array = environment.arrays[value]
+            if environment.dtypes[value].is_float and isinstance(value.type, TensorType) and array.dtype != np.float64:
+                environment.arrays[value] = array.astype(np.float64)
+        super().run_operation(op, environment)
+
+
 def execute(
     module: Module, name: str, arrays: Sequence[Any], kind: Kind = "real", interpreter: type[Interpreter] = Interpreter, **options: Any
 ) -> list[np.ndarray]:
@@ -232,7 +243,7 @@ def check_rounded_once(module: Module, runs: Baseline) -> int:
     compared = 0
     for case in runs.cases:
         graph = module.graphs[case.graph]
-        exact = execute(module, case.graph, case.inputs, case.kind, double=True)
+        exact = execute(module, case.graph, case.inputs, case.kind, Wide, double=True)
         for value, rounded, wide in zip(graph.results, case.outputs, exact, strict=False):
             type_ = value.type
             assert isinstance(type_, TensorType)
