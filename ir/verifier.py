@@ -20,11 +20,16 @@ def verify_module(module: Module, report: Diagnostics | None = None, sources: Ma
     """Structure, then types.  Raises :class:`GraphError` with everything found, or adds it to ``report``.
 
     A report that has complaints already is the parser's: it stands for the structure, and only types are checked.
+    Operations that no text can spell out (too few operands, wrong attributes) have no types to check.
     """
     own = report if report is not None else Diagnostics()
+    malformed = False
     for graph in module.graphs.values() if not own.items else ():
-        _GraphVerifier(graph, module, own).run()
-    Inference(module, own, sources).run()
+        verifier = _GraphVerifier(graph, module, own)
+        verifier.run()
+        malformed = malformed or verifier.malformed
+    if not malformed:
+        Inference(module, own, sources).run()
     if report is None:
         own.raise_if_any()
 
@@ -36,6 +41,7 @@ class _GraphVerifier:
         self.report = report
         self.visible: set[Value] = set()
         self.names: dict[str, Value] = {}
+        self.malformed = False
 
     def run(self) -> None:
         graph = self.graph
@@ -45,7 +51,8 @@ class _GraphVerifier:
             returned = len(graph.return_op.operand_uses)
             self.report.error(f"graph @{graph.name} declares {len(graph.result_types)} results, but {returned} are returned", graph.return_op.loc)
         self._block(graph.block)
-        self._updates()
+        if not self.malformed:
+            self._updates()
 
     def _block(self, block: Block) -> None:
         entered: list[Value] = list(block.arguments)
@@ -79,13 +86,14 @@ class _GraphVerifier:
             required = len(definition.required_operands)
             if positional < required or (positional > required and definition.variadic is None):
                 self.report.error(f"'{definition.text_name}' takes {required} operands, found {positional}", op.loc)
-                return
+                self.malformed = True
         if definition.result_count is not None and definition.result_count != len(op.results):
             self.report.error(f"'{definition.text_name}' has {definition.result_count} results, found {len(op.results)}", op.loc)
         try:
             check_attributes(definition, op.attributes)
         except TypeProblem as problem:
             self.report.error(problem.message, op.loc, hint=problem.hint)
+            self.malformed = True
         for region in op.regions:
             for block in region.blocks:
                 self._block(block)
