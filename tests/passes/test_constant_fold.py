@@ -121,13 +121,15 @@ def test_large_results_are_neither_computed_nor_written():
   %r = reshape(%i, shape=[1000, 1000000])
   %t = sum(%i)
   %m = matmul(%e, %e)
+  %p = argmax(%i)
+  %h = slice(%i, starts=[5], ends=[9])
 """
-    text = f"graph @main() {{\n{body}  return %j, %d, %u, %r, %t, %m\n}}\n"
+    text = f"graph @main() {{\n{body}  return %j, %d, %u, %r, %t, %m, %p, %h\n}}\n"
     start = time.perf_counter()
     module = load(text)
     apply(module, "constant-fold")
     assert time.perf_counter() - start < 2
-    assert operations(module) == ["iota", "neg", "full", "sin", "constant", "uniform", "reshape", "sum", "matmul"]
+    assert operations(module) == ["iota", "neg", "full", "sin", "constant", "uniform", "reshape", "sum", "matmul", "argmax", "slice"]
     assert len(print_module(module)) < 2000
 
 

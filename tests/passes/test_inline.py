@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from pass_checks import NO_SOURCES, apply, check, load, operations, optimize, outputs
+from pass_checks import NO_SOURCES, apply, assert_same_bits, check, load, operations, optimize, outputs
 
 from ir.core import clone_module
 from ir.diagnostics import GraphError
@@ -102,6 +102,16 @@ def test_inout(order):
     for program in (load(text), module):
         *_, final = outputs(program, "main", [cache, x, np.int64(0), np.int64(3)], NO_SOURCES)
         assert final.tolist() == [[1, 2], [0, 0], [0, 0], [1, 2]]
+
+
+def test_inout_of_calls_that_stay():
+    """The last version of an array may come from a call that is too large to go."""
+    text = CACHE + "graph @main(%c: f32[4, 2] inout, %x: f32[1, 2], %p: i64[], %q: i64[]) -> (f32[4, 2], f32[4, 2]) {\n"
+    text += "  %r, %n = call(@both, %c, %x, %p, %q)\n  return %r, %n\n}\n"
+    module = load(text)
+    apply(module, "inline{limit=4}")
+    assert operations(module)[-3:] == ["call", "call", "add"] and list(module.graphs) == ["write", "main"]
+    assert_same_bits(load(text), module)
 
 
 def test_constraints_go_to_the_caller():
