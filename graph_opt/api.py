@@ -12,7 +12,7 @@ from graph_opt.binding import Sources, at_location, bind_constants, bind_files
 from graph_opt.executable import Executable
 from ir.core import Graph, Module, clone_module
 from ir.diagnostics import Diagnostic, Diagnostics, GraphError, NamedLocation, did_you_mean
-from ir.parser import decode_text, parse_module
+from ir.parser import check_text, decode_text, parse_module
 from ir.verifier import verify_module
 from passes.infra.manager import PassManager
 from passes.pipelines import load_pipeline
@@ -31,8 +31,10 @@ def parse(text: str, name: str = "<string>") -> Module:
 
     Raises :class:`GraphError` with every syntax and type error, each located as ``name:line:col``.
     """
+    if not isinstance(text, str):
+        raise GraphError(Diagnostic(f"expected a text, found {type(text).__name__}", NamedLocation(name, 1, 1)))
     report = Diagnostics()
-    module = parse_module(text, name, report)
+    module = parse_module(check_text(text, name), name, report)
     verify_module(module, report)
     report.raise_if_any()
     return module
@@ -124,6 +126,8 @@ def compile(
         module = load(name)
         folder = Path(name).parent
     try:
+        if not isinstance(pipeline, str):
+            raise GraphError(Diagnostic(f"expected a pipeline string, found {type(pipeline).__name__}"))
         if device not in DEVICES:
             raise GraphError(Diagnostic(f"there is no device '{device}'", hint=f"devices: {', '.join(DEVICES)}"))
         entry = find_graph(module, graph)
@@ -136,8 +140,6 @@ def compile(
         raise at_location(error, NamedLocation(name, 1, 1)) from error
 
 
-def run(
-    program: str | os.PathLike[str] | Module, *args: ArrayLike, files: Mapping[str, str | os.PathLike[str]] | None = None, **kwargs: ArrayLike
-) -> Any:
+def run(program: str | os.PathLike[str] | Module, /, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
     """Compiles a program with the default passes and calls it once; see :func:`compile`."""
-    return compile(program, files=files)(*args, **kwargs)
+    return compile(program)(*args, **kwargs)

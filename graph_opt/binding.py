@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import dialects
 from interop import open_weights
 from ir.attributes import Attribute, FileRef
@@ -18,7 +20,7 @@ from ir.types import TensorType, UnknownType, merge_types
 from ir.weights import ArraySource, WeightSource
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
 assert dialects  # defines the operations
 
@@ -91,7 +93,7 @@ def bind_constants(module: Module, graph: Graph, constants: Mapping[str, ArrayLi
     if not constants:
         return
     file = _free_file_name(module)
-    arrays = ArraySource(dict(constants), "the given constants")
+    arrays = ArraySource({n: plain_array(a, n, graph.loc) for n, a in constants.items()}, "the given constants")
     by_name = {p.name: p for p in graph.parameters}
     for name in constants:
         parameter = by_name.get(name)
@@ -121,6 +123,16 @@ def bind_constants(module: Module, graph: Graph, constants: Mapping[str, ArrayLi
         parameter.replace_all_uses_with(op.results[0])
         del graph.names[parameter.name]
     graph.block.arguments = kept
+
+
+def plain_array(value: Any, name: str, location: Any) -> NDArray[Any]:
+    """An array from what the caller gave.  Raises :class:`GraphError` for a masked one, or what is none."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise GraphError(Diagnostic(f"%{name} is a masked array", location, "pass the data and the mask as two arrays"))
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise GraphError(Diagnostic(f"%{name}: this is no array: {error}", location)) from error
 
 
 def _may_fit(declared: object, given: TensorType) -> bool:

@@ -32,13 +32,19 @@ examples:
 """
 
 
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected an integer from 0 on, found '{text}'")
+    return int(text)
+
+
 def _program_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .graph program; - reads it from standard input")
     parser.add_argument("--pipeline", metavar="P", help="passes, as in infer-types,constant-fold{budget=4096}, or a preset: O0, O1")
     parser.add_argument("--shape", metavar="X=TYPE", action="append", default=[], help="the type of a parameter, as x=f32[4,64]; may be repeated")
     parser.add_argument("--file", metavar="W=PATH", dest="files", action="append", default=[], help="the file of weights @W; may be repeated")
     parser.add_argument("--graph", metavar="NAME", help="which graph is meant (default: @main, or the only one)")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of generated inputs (default 0)")
+    parser.add_argument("--seed", metavar="N", type=_seed, default=0, help="seed of generated inputs (default 0)")
     parser.add_argument("--debug", action="store_true", help="show Python's traceback for a fault of graph-opt")
 
 
@@ -96,6 +102,9 @@ def explain_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status; usage errors leave through SystemExit(2) as argparse does."""
     args = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         status = _dispatch(args)
         sys.stdout.flush()
@@ -105,6 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:  # a full disk shows when the rest is written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(f"graph-opt: error: standard output can't be written: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _dispatch(args: list[str]) -> int:

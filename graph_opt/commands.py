@@ -26,6 +26,7 @@ from ir.printer import print_module
 from ir.signature import array_type, bind_shapes
 from ir.types import TensorType, Type
 from passes.infra.manager import Instrumentation, PassFault, PassManager
+from passes.infra.registry import pass_files
 from passes.pipelines import load_pipeline
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespa
         return 3
     except BrokenPipeError:
         raise
+    except MemoryError as error:
+        print(f"{_shown_name(args.file)}:1:1: error: not enough memory: {error}", file=sys.stderr)
+        return 1
     except Exception as error:
         print(f"graph-opt: internal error: {type(error).__name__}: {error}", file=sys.stderr)
         _save_reproducer(_input_text(args), f"--pipeline '{args.pipeline}'" if args.pipeline else "", args)
@@ -110,8 +114,13 @@ def _folder(args: argparse.Namespace) -> Path | None:
 def optimize(args: argparse.Namespace) -> int:
     """Reads a program, runs passes, prints it."""
     passes = load_pipeline(args.pipeline or "")
+    for name in (*args.print_ir_before, *args.print_ir_after):
+        if name not in pass_files():
+            raise UsageError(f"there is no pass '{name}'; {did_you_mean(name, pass_files()) or 'graph-opt list passes shows all'}")
     module = _read(args)
     sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=False)
+    if args.graph is not None:
+        find_graph(module, args.graph)
     _apply_shapes(module, args)
     watch = Instrumentation(
         print_before=(*args.print_ir_before, *(["all"] if args.print_ir_before_all else [])),
@@ -154,12 +163,23 @@ def _report_passes(manager: PassManager, args: argparse.Namespace) -> None:
 def _write(text: str, args: argparse.Namespace) -> None:
     """To standard output, or whole to a file: a temporary one beside it is renamed, so nothing is left half written."""
     if args.out is None:
-        sys.stdout.write(text)
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise GraphError(Diagnostic(f"can't be written: {error.strerror}", NamedLocation("<stdout>", 1, 1))) from None
         return
+    if not args.out:
+        raise UsageError("-o: expected a file name")
     target = Path(args.out)
     place = NamedLocation(args.out, 1, 1)
     if args.file != "-" and target.exists() and target.samefile(args.file):
         raise GraphError(Diagnostic("the output is the input", place, "write to another file"))
+    if target.is_char_device() or target.is_fifo():
+        target.write_text(text, encoding="utf-8")
+        return
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise GraphError(Diagnostic("the output is not a regular file", place))
     temporary = None

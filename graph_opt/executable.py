@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graph_opt.binding import at_location
+from graph_opt.binding import at_location, plain_array
 from ir.core import Graph, Module, Operation
 from ir.diagnostics import Diagnostic, GraphError
 from ir.interpreter import Interpreter
@@ -49,7 +49,7 @@ class Executable:
         """Names of the results, in order."""
         return list(self.graph.result_names)
 
-    def __call__(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
+    def __call__(self, /, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
         results = self.run(match_arguments(self.graph, args, kwargs))
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -59,16 +59,13 @@ class Executable:
             checked = [_as_array(a, p) for a, p in zip(arrays, self.graph.parameters, strict=False)]
             self._interpreter.on_operation = on_operation
             return self._interpreter.run(self.graph, checked if len(checked) == len(arrays) else [np.asarray(a) for a in arrays])
+        except MemoryError as error:
+            raise GraphError(Diagnostic(f"not enough memory: {error}", self.graph.loc)) from error
         except GraphError as error:
             raise at_location(error, self.graph.loc) from error
 
 
 def _as_array(value: Any, parameter: Any) -> NDArray[Any]:
-    if isinstance(value, np.ma.MaskedArray):
-        raise GraphError(Diagnostic(f"%{parameter.name} is a masked array", parameter.loc, "pass the data and the mask as two arrays"))
     if parameter.inout and not isinstance(value, np.ndarray):
         raise GraphError(Diagnostic(f"%{parameter.name} is inout: it takes a numpy array, found {type(value).__name__}", parameter.loc))
-    try:
-        return np.asarray(value)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise GraphError(Diagnostic(f"%{parameter.name}: this is no array: {error}", parameter.loc)) from error
+    return plain_array(value, parameter.name, parameter.loc)

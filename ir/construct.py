@@ -41,6 +41,8 @@ class Constructor(OperationRules):
 
     def version_line(self, children: list[Token]) -> None:
         keyword, number = children
+        if self.module.version_line:
+            self.report.error("graph_format is given twice", self.at(keyword))
         if number.text != "1":
             self.report.error(f"graph_format {number.text[:20]} is not known", self.at(number), hint="this version reads graph_format 1")
         self.module.version_line = True
@@ -73,13 +75,17 @@ class Constructor(OperationRules):
         for kind, payload in extras:
             if kind == "signature":
                 for result_name, type_node in payload:
-                    graph.result_names.append(result_name.text if result_name is not None else "")
+                    graph.result_names.append(self._result_label(result_name) if result_name is not None else "")
                     graph.names_results |= result_name is not None
                     graph.result_types.append(self._type(type_node))
             else:
                 graph.constraints = tuple(c for c in map(self._constraint, payload) if c is not None)
         self.comments.of_header(graph, keyword)
         return keyword  # type: ignore[no-any-return]
+
+    def _result_label(self, token: Token) -> str:
+        """A result's name in the header: a word, or ``%name`` where a word would not do."""
+        return self._value_name(token) if token.type == "VALUE" else token.text
 
     def parameters(self, children: list[Any]) -> list[Any]:
         return children
@@ -132,7 +138,7 @@ class Constructor(OperationRules):
         graph.block.comments = self.comments.of_block(braces[0].start, braces[-1].start)
         if graph.trivia is not None:
             graph.trivia.trailing = self.comments.behind(self.previous_end)
-        if graph.block.terminator is None:
+        if graph.block.terminator is None and not self.return_abandoned:
             self.report.error(f"graph @{graph.name} does not end in 'return'", self.at(braces[-1]))
         self._close()
         if graph.name not in self.module.graphs:
@@ -142,6 +148,7 @@ class Constructor(OperationRules):
     def _open(self, graph: Graph) -> None:
         self.graph = graph
         self.values, self.places, self.missing, self.abandoned = {}, {}, {}, set()
+        self.return_abandoned = False
 
     def _suspend_bare(self) -> None:
         if self.graph is not None and self.graph is self.bare:

@@ -56,6 +56,7 @@ class OperationRules(literals.LiteralRules):
         self.places: dict[str, AnyLocation] = {}
         self.missing: dict[str, list[Location]] = {}
         self.abandoned: set[str] = set()
+        self.return_abandoned = False
         self.enclosing: dict[Block, Block] = {}  # of the regions in progress
         self.calls: list[tuple[str, AnyLocation]] = []
 
@@ -233,6 +234,8 @@ class OperationRules(literals.LiteralRules):
         for item in popped:
             tokens = item if isinstance(item, list) else [item]
             for token in tokens:
+                if isinstance(token, Token) and token.type == "RETURN":
+                    self.return_abandoned = True
                 if isinstance(token, Token) and token.type == "VALUE":
                     self.abandoned.add(self._value_name(token))
 
@@ -334,6 +337,9 @@ class OperationRules(literals.LiteralRules):
 
     def _keyword(self, node: Node, definition: OpDef, block: Block, named: dict[str, Value], attributes: dict[str, Attribute]) -> bool:
         key, value = node.parts
+        if key.text in (PRESENT, LAYOUT):
+            self.report.error(f"the name '{key.text}' is reserved", self.at(key))
+            return False
         optional = any(o.name == key.text for o in definition.optional_operands)
         if key.text in attributes or key.text in named:
             self.report.error(f"'{key.text}' is given twice", self.at(key))

@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Union
 
+MAX_TERMS = 1000
+
+
+class DimensionTooLarge(ArithmeticError):
+    """A product of sums has too many terms."""
+
 
 class UnknownDim:
     """``?``: a dimension that is not known yet.  Arithmetic with it stays unknown."""
@@ -127,6 +133,8 @@ def _multiply(a: Dim, b: Dim) -> Dim:
     if isinstance(a, UnknownDim) or isinstance(b, UnknownDim):
         return UNKNOWN_DIM
     terms: dict[Monomial, int] = {}
+    if isinstance(a, DimExpr) and isinstance(b, DimExpr) and len(a.terms) * len(b.terms) > MAX_TERMS:
+        raise DimensionTooLarge(f"a dimension has at most {MAX_TERMS} terms when it is multiplied out")
     for left, c in _terms(a).items():
         for right, d in _terms(b).items():
             monomial = tuple(sorted(left + right, key=str))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ir.attributes import FileRef, GraphRef
 from ir.core import Block, Graph, Module, Operation, Value
 from ir.diagnostics import Diagnostics, did_you_mean
-from ir.dims import Dim, DimExpr, compatible, substitute, symbols_of
-from ir.locate import attribute_location, use_location
+from ir.dims import Dim, DimensionTooLarge, DimExpr, compatible, substitute, symbols_of
+from ir.locate import attribute_location, symbol_location, use_location
 from ir.opdef import RegionOpDef, TypeProblem, operand_use_for
 from ir.types import UNKNOWN, TensorType, Type, is_known, merge_types, substitute_type, type_symbols
 
@@ -65,6 +65,9 @@ class Inference:
         except TypeProblem as problem:
             self._problem(op, problem)
             inferred = None
+        except DimensionTooLarge as error:
+            self.report.error(f"{op.definition.text_name}: {error}", op.loc)
+            inferred = None
         if inferred is not None and len(inferred) != len(declared):
             count = f"{len(inferred)} result{'s' * (len(inferred) != 1)}"
             self.report.error(f"'{op.definition.text_name}' has {count} here, but {len(declared)} are named", op.loc)
@@ -75,6 +78,10 @@ class Inference:
                 merged = merge_types(type_, inferred[i])
                 if merged is None:
                     self.report.error(f"%{result.name} is declared {type_}, but '{op.definition.text_name}' gives {inferred[i]}", op.loc)
+                    type_ = UNKNOWN  # what follows from it would only repeat this
+                elif not _fits(merged):
+                    self.report.error(f"%{result.name} would be {merged}: a dimension is less than 2**63", op.loc)
+                    type_ = UNKNOWN
                 else:
                     type_ = merged
             self.types[result] = self._interned.setdefault(type_, type_)
@@ -177,7 +184,12 @@ class Inference:
             check(type_symbols(type_), lambda m, h: self.report.error(m, graph.loc, hint=h))
         for constraint in graph.constraints:
             for dim in constraint.dims:
-                check(symbols_of(dim), lambda m, h: self.report.error(m, graph.loc, hint=h))
+                check(symbols_of(dim), lambda m, h, dim=dim: self.report.error(m, symbol_location(graph, dim, bound), hint=h))  # type: ignore[misc]
+
+
+def _fits(type_: Type) -> bool:
+    """Whether the numbers in a tensor's dimensions fit in 64 bits."""
+    return not isinstance(type_, TensorType) or not any(isinstance(d, int) and d >= 2**63 for d in type_.shape)
 
 
 def unify_call(callee: Graph, operand_types: list[Type]) -> dict[str, Dim]:

@@ -19,7 +19,7 @@ from ir.dims import DimExpr, product, substitute
 from ir.inference import Inference
 from ir.locate import attribute_location, use_location
 from ir.opdef import ExecutionError, RegionOpDef, TypeProblem, operand_use_for
-from ir.signature import array_type, bind_shapes, check_count
+from ir.signature import array_type, bind_shapes, check_count, check_updatable
 from ir.types import DType, MemRefType, ScalarType, TensorType, Type, VectorType, merge_types, substitute_type
 from ir.updates import final_versions
 
@@ -104,6 +104,7 @@ class Interpreter:
                 environment.arrays[parameter] = np.asarray(array, type_.dtype.numpy)
             environment.dtypes[parameter] = type_.dtype
         final = final_versions(graph, self.module) if any(p.inout for p in graph.parameters) else {}
+        check_updatable(graph, arrays)
         self._count_uses(graph, environment, list(final.values()))
         self._depth += 1
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ir.attributes import Attribute, Dense, FileRef, GraphRef
 from ir.diagnostics import did_you_mean
-from ir.dims import UNKNOWN_DIM, Dim, apply_function, dim_max, dim_min, symbol
+from ir.dims import UNKNOWN_DIM, Dim, DimensionTooLarge, DimExpr, apply_function, dim_max, dim_min, symbol
 from ir.tokens import Token
 from ir.types import DTYPES, UNKNOWN, DType, MemRefType, ScalarType, TensorType, Type, VectorType, boolean, f32, i64
 
@@ -131,7 +131,10 @@ class LiteralRules:
         if isinstance(node, Node):
             if node.kind in _ARITHMETIC:
                 left, right = (self.dim_of(p, value) for p in node.parts)
-                return _ARITHMETIC[node.kind](left, right)
+                try:
+                    return _checked(_ARITHMETIC[node.kind](left, right), node.start)
+                except DimensionTooLarge as error:
+                    raise LiteralProblem(str(error), node.start) from None
             if node.kind == "negative":
                 return 0 - self.dim_of(node.parts[0], value)
             if node.kind == "division":
@@ -346,6 +349,14 @@ class LiteralRules:
         if not dtype.min_value <= value <= dtype.max_value:
             raise LiteralProblem(f"{value} does not fit in {dtype}", leaf.start)
         return value
+
+
+def _checked(dim: Dim, offset: int) -> Dim:
+    """``dim``, whose numbers must fit in 64 bits."""
+    numbers = [dim] if isinstance(dim, int) else [c for _, c in dim.terms] if isinstance(dim, DimExpr) else []
+    if any(abs(n) > MAX_DIM for n in numbers):
+        raise LiteralProblem("numbers in a dimension are less than 2**63", offset)
+    return dim
 
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Dim]] = {

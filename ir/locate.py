@@ -6,9 +6,11 @@ Operations remember only where their name stands; when something is wrong, the s
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from ir.core import Operation, Use, Value
+from ir.core import Graph, Operation, Use, Value
 from ir.diagnostics import AnyLocation, Location
+from ir.dims import Dim, symbols_of
 from ir.opdef import PRESENT
 
 _TOKEN = re.compile(
@@ -75,6 +77,16 @@ def attribute_location(op: Operation, name: str) -> AnyLocation | None:
         if kind == "key" and text == name and isinstance(op.loc, Location):
             return Location(op.loc.source, offset)
     return op.loc
+
+
+def symbol_location(graph: Graph, dim: Dim, bound: Mapping[str, None]) -> AnyLocation | None:
+    """Where the first name of ``dim`` that ``bound`` lacks stands behind ``where``; else the graph's own place."""
+    loc = graph.loc
+    name = next((n for n in symbols_of(dim) if n not in bound), None)
+    if name is None or not isinstance(loc, Location):
+        return loc
+    found = re.compile(rf"\bwhere\b[^{{]*?\b({re.escape(name)})\b").search(loc.source.text, loc.offset)
+    return Location(loc.source, found.start(1)) if found else loc
 
 
 def definition_location(value: Value) -> AnyLocation | None:

@@ -18,6 +18,8 @@ from ir.literals import LiteralProblem
 from ir.tokens import Comment, Lexer, Token, describe_bad
 from ir.types import Type
 
+_STATEMENT_LISTS = frozenset({"item", "bare_return", "body", "region_ops", "terminator"})
+"""A state that may go on with one of these rules is at the level of statements."""
 _STATEMENT_STARTS = ("VALUE", "NAME", "RETURN", "YIELD", "RBRACE", "GRAPH", "FILE", "WHERE")
 
 
@@ -122,6 +124,7 @@ def parse_type(text: str) -> Type:
     """The type that ``text`` spells out.  Raises :class:`ir.literals.LiteralProblem` with an offset into it."""
     prefix = "graph @t(%x: "
     report = Diagnostics()
+    _check_is_one_argument(text)
     module = parse_module(f"{prefix}{text}) {{ return }}", "<type>", report)
     if report.items:
         first = report.items[0]
@@ -131,6 +134,30 @@ def parse_type(text: str) -> Type:
     if len(parameters) != 1 or parameters[0].inout:
         raise LiteralProblem("expected one type", 0)
     return parameters[0].type
+
+
+def _check_is_one_argument(text: str) -> None:
+    """Raises LiteralProblem for a text that would end the parameter it is put into."""
+    comments: list[Comment] = []
+    depth = 0
+    for token in _tables().lexer.tokens(Source("<type>", text), comments):
+        depth += (token.text in ("(", "[")) - (token.text in (")", "]"))
+        if depth < 0 or token.text in ("{", "}", "%", "inout"):
+            raise LiteralProblem(f"unexpected '{token.text}' in a type", token.start)
+    if comments:
+        raise LiteralProblem("a type has no comment", comments[0].start)
+
+
+def check_text(text: str, name: str) -> str:
+    """The text with one kind of line end.  Raises GraphError for half a surrogate pair, which is no character."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        location = Location(Source(name, text), error.start)
+        raise GraphError(Diagnostic(f"unexpected character U+{ord(text[error.start]):04X}", location)) from None
+    return text
 
 
 def decode_text(data: bytes, name: str) -> str:
@@ -229,7 +256,7 @@ class _Parse:
         depth = len(self.state_stack)
         while depth > 0:
             actions = self.states[self.state_stack[depth - 1]]
-            if "RETURN" in actions and token.type in actions:
+            if token.type in actions and not _STATEMENT_LISTS.isdisjoint(actions):
                 break
             depth -= 1
         if depth == 0:

@@ -14,12 +14,14 @@ from ir.core import DROPPED, Block, Graph, Module, Operation, Trivia, Value, Wei
 from ir.dims import Dim, DimExpr, UnknownDim, format_dim, substitute, symbol, symbols_of
 from ir.layout import LAYOUT, AccessArg, Argument, BindArg, IndexExpr, LoopDim, OperandArg, RangeArg, defines_argument
 from ir.opdef import PRESENT
+from ir.tokens import KEYWORDS
 from ir.types import TYPE_CLASSES, DType, UnknownType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _HEADER_WIDTH = 110
 
 
@@ -340,10 +342,15 @@ def format_signature(graph: Graph) -> str:
     named = graph.names_results or graph.result_names != _implied_names(values)[: len(graph.result_names)]
     if not named and all(isinstance(t, UnknownType) for t in graph.result_types):
         return ""
-    parts = [f"{n}: {t}" if named else str(t) for n, t in zip(graph.result_names, graph.result_types, strict=False)]
+    parts = [f"{_format_label(n)}: {t}" if named else str(t) for n, t in zip(graph.result_names, graph.result_types, strict=False)]
     if len(parts) == 1 and not named:
         return f" -> {parts[0]}"
     return f" -> ({', '.join(parts)})"
+
+
+def _format_label(name: str) -> str:
+    """A result's name in a header: a word where the grammar takes it for one, else ``%name``."""
+    return name if _WORD.fullmatch(name) and name not in KEYWORDS else format_name(name)
 
 
 def _implied_names(values: list[Value]) -> list[str]:

@@ -141,6 +141,26 @@ def constraint_holds(constraint: Constraint, bindings: Mapping[str, int]) -> boo
     return all(_COMPARE[c](a, b) for c, a, b in zip(constraint.comparisons, values, values[1:], strict=False))  # type: ignore[arg-type]
 
 
+def check_updatable(graph: Graph, arrays: Sequence[NDArray[Any]]) -> None:
+    """Raises GraphError for an ``inout`` array that overlaps itself or another one: there would be no one last version."""
+    import numpy as np
+
+    seen: list[tuple[Parameter, NDArray[Any]]] = []
+    for parameter in graph.parameters:
+        if not parameter.inout:
+            continue
+        array = arrays[parameter.index]
+        reach = array.itemsize
+        for stride, size in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+            if stride < reach and array.size:
+                raise GraphError(Diagnostic(f"%{parameter.name} is inout, but elements of the array share memory", parameter.loc))
+            reach = stride * (size - 1) + reach
+        for other, earlier in seen:
+            if np.may_share_memory(array, earlier) and np.shares_memory(array, earlier):
+                raise GraphError(Diagnostic(f"%{parameter.name} and %{other.name} are inout, but their arrays share memory", parameter.loc))
+        seen.append((parameter, array))
+
+
 def match_arguments(graph: Graph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """Arguments in parameter order, from positions and names.  Raises GraphError for missing, extra or doubled ones."""
     names = [p.name for p in graph.parameters]

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 256
 
+KEYWORDS = frozenset(
+    (
+        *("graph_format", "file", "sha256", "graph", "inout", "where", "return", "yield", "loc", "reduce", "to", "step"),
+        *("vector", "memref", "floordiv", "ceildiv", "mod"),
+    )
+)
+"""Words of grammar.lark that are not names; a test holds them against it."""
+
 
 class Token:
     """A terminal: its name in the grammar, its text and its place; ``newlines`` stand between it and what is before."""

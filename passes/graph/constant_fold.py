@@ -68,6 +68,10 @@ class ConstantFold(Pass):
     budget: int = 65536
     """bytes of one result that may become text"""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.budget <= 2**40:
+            raise ValueError(f"budget={self.budget} is out of range, it is a number of bytes from 0 to 2**40")
+
     def run(self, module: Module, context: PassContext) -> bool:
         folder = _Folder(self.budget, context.sources)
         rewrites: Mapping[OpDef, Sequence[Rewrite]] = {d: [folder.fold] for d in REGISTRY.values() if _can_fold(d)}

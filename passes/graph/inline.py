@@ -56,7 +56,7 @@ class Inline(Pass):
 
     keep: bool = False
     """keep graphs that are no longer called"""
-    limit: int = 200_000
+    limit: int = 10_000
     """operations that a graph may grow to"""
 
     def run(self, module: Module, context: PassContext) -> bool:
