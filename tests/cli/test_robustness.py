@@ -82,7 +82,8 @@ def test_line_ends_and_surrogates() -> None:
 
 
 def test_types_are_inferred_again_after_inlining() -> None:
-    text = "graph @g(%x: ?) -> ? {\n  %y = neg(%x)\n  %z = neg(%y)\n  return %z\n}\ngraph @main(%x: f32[C]) -> f32[C] {\n  %z = call(@g, %x)\n  return %z\n}\n"
+    text = "graph @g(%x: ?) -> ? {\n  %y = neg(%x)\n  %z = neg(%y)\n  return %z\n}\n"
+    text += "graph @main(%x: f32[C]) -> f32[C] {\n  %z = call(@g, %x)\n  return %z\n}\n"
     module = graph_opt.parse(text)
     PassManager(load_pipeline("O1")).run(module)
     assert "neg" not in str(module)
@@ -123,7 +124,7 @@ def test_outputs_that_take_nothing(redirect: str, status: int) -> None:
 def test_parameters_may_have_any_name() -> None:
     module = graph_opt.parse("graph @main(%self: f32[2], %args: f32[2], %files: f32[2]) -> f32[2] {\n  %y = add(%self, %args)\n  return %y\n}\n")
     ones = np.ones(2, np.float32)
-    np.testing.assert_array_equal(graph_opt.run(module, **{"self": ones, "args": ones, "files": ones}), 2)
+    np.testing.assert_array_equal(graph_opt.run(module, self=ones, args=ones, files=ones), 2)
 
 
 def test_what_is_no_text_and_no_array() -> None:
