@@ -91,6 +91,9 @@ def test_two_operands_with_every_constant(definition, dtype):
     lines = []
     for number, shape in itertools.product(numbers(dtype), ("", "4", "1, 4", "2, 1, 4")):
         lines += [(f"constant({number}) : {dtype}[{shape}]", f"{op}(%x, %c)"), (f"constant({number}) : {dtype}[{shape}]", f"{op}(%c, %x)")]
+    if DTYPES[dtype].is_float:  # equal for Python, but not the same elements
+        mixed = ("[0.0, -0.0, 0.0, -0.0]", "[-0.0, 0.0, 0.0, 0.0]", "[1.0, 1.0, 1.0, -1.0]")
+        lines += [(f"constant({m}) : {dtype}[4]", f"{op}({a})") for m in mixed for a in ("%x, %c", "%c, %x")]
     for number in numbers(dtype):
         lines.append((f"full(shape=[3, 4], value={number}, dtype={dtype})", f"{op}(%x, %c)"))
     lines += [("neg(%x)" if dtype != "bool" else "logical_not(%x)", f"{op}({a}, {b})") for a, b in (("%x", "%c"), ("%c", "%x"), ("%c", "%c"))]
@@ -187,6 +190,34 @@ def test_every_pair_of_shape_operations():
         run_graph(text, [np.arange(24, dtype=np.float32).reshape(2, 3, 4)])
         fitting += 1
     assert fitting > 500
+
+
+@pytest.mark.parametrize("pair", list(itertools.product(itertools.permutations(range(3)), repeat=2)), ids=str)
+def test_transposes_of_a_cube(pair):
+    """All types are equal, so only the elements tell a wrong order of the two."""
+    inner, outer = (list(p) for p in pair)
+    body = f"  %a = transpose(%x, perm={inner})\n  %r = transpose(%a, perm={outer})\n"
+    text = f"graph @main(%x: f32[3, 3, 3]) {{\n{body}  return %r\n}}\n"
+    run_graph(text, [np.arange(27, dtype=np.float32).reshape(3, 3, 3)])
+    module = load(text)
+    apply(module, "canonicalize")
+    assert len(operations(module)) <= 1
+
+
+WHERES = ["where(%c, %x, %y)", "where(%n, %x, %y)", "where(%n, %y, %x)", "where(%c, %x, %x)", "where(%true, %x, %y)", "where(%false, %x, %y)",
+          "where(%true, %row, %y)", "where(%false, %x, %row)", "where(%c, %row, %row)", "where(%n, %row, %x)"]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ("f32", "i8", "bool"))
+def test_where(dtype):
+    head = "  %n = logical_not(%c)\n  %true = constant(true) : bool[4]\n  %false = full(shape=[2, 1, 1], value=false, dtype=bool)\n"
+    calls = [*WHERES, *(["where(%c, %true, %false)", "where(%c, %false, %true)", "where(%n, %false, %true)"] if dtype == "bool" else [])]
+    body = "".join(f"  %r{i} = {call}\n" for i, call in enumerate(calls))
+    results = ", ".join(f"%r{i}" for i in range(len(calls)))
+    text = f"graph @main(%c: bool[3, 4], %x: {dtype}[3, 4], %y: {dtype}[3, 4], %row: {dtype}[4]) {{\n{head}{body}  return {results}\n}}\n"
+    shapes = [("bool", (3, 4)), (dtype, (3, 4)), (dtype, (3, 4)), (dtype, (4,))]
+    run_graph(text, [special_array(t, s, i) for i, (t, s) in enumerate(shapes)])
+    assert after("%n = logical_not(%c)\n  %r = where(%n, %x, %y)", f"%c: bool[B], %x: {dtype}[B], %y: {dtype}[B]") == ["where"]
 
 
 # -- each rule fires ---------------------------------------------------------------------------------------------------
