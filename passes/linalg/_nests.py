@@ -1,0 +1,226 @@
+"""Building loop nests over buffers: what the lowerings of all operations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dialects.arith.cast import extf, truncf
+from dialects.arith.constant import constant
+from dialects.memref import from_tensor, reshape, to_tensor
+from ir.attributes import Dense
+from ir.builder import Builder
+from ir.builtin import yield_
+from ir.core import DROPPED, Block, Graph, Operation, Region, Value
+from ir.dims import Dim, DimExpr, symbol
+from ir.evaluate import round_to
+from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, LoopDim, OperandArg, RangeArg, operand_symbol
+from ir.opdef import REGISTRY
+from ir.types import DType, MemRefType, ScalarType, TensorType, bf16, f16, f32, index, type_symbols
+
+_LETTERS = "ijklmnpq"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One dimension of a nest: a name as an expression, how far it runs, and whether results are summed up along it."""
+
+    name: DimExpr
+    bound: Dim
+    reduce: bool = False
+
+
+@dataclass(frozen=True)
+class Access:
+    """One element of a buffer; indices are expressions of loop names and dimensions."""
+
+    buffer: Value
+    indices: tuple[Dim, ...]
+
+
+def tensor_type(value: Value) -> TensorType:
+    """The type of a value that is a tensor."""
+    assert isinstance(value.type, TensorType)
+    return value.type
+
+
+def scalar_dtype(value: Value) -> DType:
+    """The element type of a scalar."""
+    assert isinstance(value.type, ScalarType)
+    return value.type.dtype
+
+
+def wide_dtype(dtype: DType) -> DType:
+    """The type that scalars are computed in: f16 and bf16 are storage types."""
+    return f32 if dtype in (f16, bf16) else dtype
+
+
+def widen(x: Value) -> Value:
+    """A scalar in the type that it is computed in."""
+    dtype = scalar_dtype(x)
+    wide = wide_dtype(dtype)
+    return x if wide == dtype else extf(x, result_type=ScalarType(wide))
+
+
+def narrow(x: Value, dtype: DType) -> Value:
+    """A scalar rounded to the type that it is stored in."""
+    return x if scalar_dtype(x) == dtype else truncf(x, result_type=ScalarType(dtype))
+
+
+def number(value: float | int | bool, dtype: DType) -> Value:
+    """A constant scalar."""
+    array = round_to(np.array(value, np.float64), dtype) if dtype.is_float else np.array(value, dtype.numpy)
+    return constant(Dense(array, dtype))  # type: ignore[no-any-return]
+
+
+class Lowering:
+    """State of the lowering of one graph: which buffer holds which tensor, and the operation in progress.
+
+    A buffer is filled once, by the nests of the operation that it belongs to, and only read afterwards; so reshaped
+    tensors may share memory, and a tensor can be taken out of its buffer at any later time.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        symbols: dict[str, None] = {}
+        for parameter in graph.parameters:
+            symbols.update(type_symbols(parameter.type))
+        self._symbols = symbols
+        self._buffers: dict[Value, Value] = {}
+        self.tensors: list[Operation] = []
+        self.op: Operation
+        self.builder: Builder
+
+    # -- one operation ---------------------------------------------------------------------------------------------
+
+    def begin(self, op: Operation) -> None:
+        """Makes ``op`` the one that nests are built for, in front of it."""
+        self.op = op
+        origin = next((r.name for r in op.results if r.name != DROPPED), op.definition.name)
+        assert op.block is not None
+        self.builder = Builder(op.block, op, origin=origin, loc=op.loc)
+
+    @property
+    def origin(self) -> str:
+        assert self.builder.origin is not None
+        return self.builder.origin
+
+    def operand(self, name: str) -> Value:
+        """The buffer of the operand called ``name``."""
+        value = self.op.operand(name)
+        assert value is not None
+        return self.buffer(value)
+
+    def buffer(self, tensor: Value) -> Value:
+        """The buffer that holds a tensor."""
+        found = self._buffers.get(tensor)
+        if found is None:
+            anchor = _ancestor(self.op, tensor)
+            assert anchor.block is not None
+            builder = self.builder if anchor is self.op else Builder(anchor.block, anchor, loc=anchor.loc)
+            found = builder.create(from_tensor, [tensor], name=f"{tensor.name}.buffer").result
+            self._buffers[tensor] = found
+        return found
+
+    def alloc(self, dtype: DType, shape: Sequence[Dim], name: str = "buffer") -> Value:
+        """New memory."""
+        type_ = MemRefType(dtype, tuple(shape))
+        return self.builder.create(REGISTRY["memref.alloc"], [], {LAYOUT: ()}, result_types=[type_], name=f"{self.origin}.{name}").result
+
+    def result_buffer(self, number: int = 0) -> Value:
+        """New memory for a result of the operation."""
+        result = self.op.results[number]
+        name = "buffer" if number == 0 or result.name == DROPPED else f"buffer{number}"
+        return self.alloc(tensor_type(result).dtype, tensor_type(result).shape, name)
+
+    def reshaped(self, buffer: Value, shape: Sequence[Dim]) -> Value:
+        """The same memory under another shape."""
+        assert isinstance(buffer.type, MemRefType)
+        return self.builder.create(
+            reshape, [buffer], result_types=[MemRefType(buffer.type.dtype, tuple(shape))], name=f"{self.origin}.buffer"
+        ).result
+
+    def tensor_of(self, buffer: Value, result: Value) -> Value:
+        """What a buffer holds, as the tensor that stands for ``result``."""
+        op = self.builder.create(to_tensor, [buffer])
+        self._buffers[op.result] = buffer
+        self.tensors.append(op)
+        assert op.result.type == result.type, f"{op.result.type} in the place of {result.type}"
+        return op.result
+
+    # -- nests -----------------------------------------------------------------------------------------------------
+
+    def names(self, count: int) -> list[DimExpr]:
+        """Names of loop dimensions that are no symbolic dimensions of the graph."""
+        found: list[DimExpr] = []
+        for letters in (_LETTERS, [f"i{n}" for n in range(count + len(self._symbols))]):
+            found += [symbol(n) for n in letters if n not in self._symbols]
+        return found[:count]
+
+    def generic(self, loops: Sequence[Loop], reads: Sequence[Access], write: Access, body: Callable[..., Value]) -> None:
+        """A ``linalg.generic``.  ``body`` gets the scalars that are read, then the one that is overwritten."""
+        accesses = [*reads, write]
+        layout = [LoopDim(str(n.name), n.bound, n.reduce) for n in loops]
+        bindings = [BindArg(AccessArg(p, tuple(map(IndexExpr, a.indices)))) for p, a in enumerate(accesses)]
+        region = Region()
+        for place, access in enumerate(accesses):
+            assert isinstance(access.buffer.type, MemRefType)
+            suffix = "o" if access is write else "abcdefgh"[place]
+            region.block.add_argument(f"{self.origin}.{suffix}", ScalarType(access.buffer.type.dtype))
+        with Builder(region.block, origin=self.origin, loc=self.op.loc) as builder:
+            builder.create(yield_, [body(*region.block.arguments)])
+        definition = REGISTRY["linalg.generic"]
+        self.builder.create(definition, [a.buffer for a in accesses], {LAYOUT: (*layout, *bindings)}, regions=[region], result_types=())  # type: ignore[dict-item]
+
+    def fill(self, buffer: Value, value: float | int | bool) -> None:
+        """A nest that stores a constant to every element."""
+        assert isinstance(buffer.type, MemRefType)
+        loops = self.loops(buffer.type.shape)
+        dtype = buffer.type.dtype
+        self.generic(loops, [], Access(buffer, tuple(n.name for n in loops)), lambda _: number(value, dtype))
+
+    def loops(self, shape: Sequence[Dim]) -> list[Loop]:
+        """A loop for each dimension of a shape."""
+        return [Loop(n, d) for n, d in zip(self.names(len(shape)), shape, strict=True)]
+
+    def copy(self, loops: Sequence[Loop], read: Access, write: Access) -> None:
+        """A nest that moves elements."""
+        self.generic(loops, [read], write, lambda a, _: a)
+
+    def parallel(self, shape: Sequence[Dim], body: Callable[[Sequence[Value]], None]) -> None:
+        """An ``scf.parallel`` over a shape; ``body`` builds inside it and gets the loop variables as scalars."""
+        region = Region()
+        for name in self.names(len(shape)):
+            region.block.add_argument(f"{self.origin}.{name}", ScalarType(index))
+        with Builder(region.block, origin=self.origin, loc=self.op.loc) as builder:
+            body(region.block.arguments)
+            builder.create(yield_, [])
+        layout = tuple(RangeArg(0, d, 1) for d in shape)
+        self.builder.create(REGISTRY["scf.parallel"], [], {LAYOUT: layout}, regions=[region], result_types=())  # type: ignore[dict-item]
+
+
+def _ancestor(op: Operation, value: Value) -> Operation:
+    """``op``, or the operation around it that stands in the block where ``value`` is defined."""
+    block = value.owner if isinstance(value.owner, Block) else value.owner.block
+    while op.block is not block:
+        assert op.block is not None and op.block.parent is not None and op.block.parent.parent is not None
+        op = op.block.parent.parent
+    return op
+
+
+def load(builder: Builder, buffer: Value, indices: Sequence[Value]) -> Value:
+    """One element at loop variables."""
+    assert isinstance(buffer.type, MemRefType)
+    access = AccessArg(0, tuple(IndexExpr(operand_symbol(1 + i)) for i in range(len(indices))))
+    attributes: Any = {LAYOUT: (access,)}
+    type_ = ScalarType(buffer.type.dtype)
+    return builder.create(REGISTRY["memref.load"], [buffer, *indices], attributes, result_types=[type_]).result
+
+
+def store(builder: Builder, value: Value, buffer: Value, indices: Sequence[Value]) -> None:
+    """Writes one element at loop variables."""
+    access = AccessArg(1, tuple(IndexExpr(operand_symbol(2 + i)) for i in range(len(indices))))
+    attributes: Any = {LAYOUT: (OperandArg(0), access)}
+    builder.create(REGISTRY["memref.store"], [value, buffer, *indices], attributes, result_types=())

@@ -1,0 +1,123 @@
+"""Pass ``lower-to-linalg``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ir.core import Graph, Module, Operation, Trivia, Value
+from ir.rewriter import replace_op, walk_graphs
+from ir.types import TensorType, is_known
+from passes.infra.base import Pass, PassContext
+from passes.linalg import _elementwise, _moves, _reductions
+from passes.linalg._nests import Lowering
+
+_LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
+    **{n: _elementwise.elementwise for n in (*_elementwise.COMPUTED, *_elementwise.MOVED)},
+    "matmul": _reductions.matmul,
+    "sum": _reductions.summed,
+    "prod": _reductions.multiplied,
+    "mean": _reductions.averaged,
+    "max": _reductions.extreme,
+    "min": _reductions.extreme,
+    "any": _reductions.truth,
+    "all": _reductions.truth,
+    **{n: _moves.reshaped for n in ("reshape", "squeeze", "unsqueeze", "flatten")},
+    "transpose": _moves.transposed,
+    "expand": _moves.expanded,
+    "flip": _moves.flipped,
+    "slice": _moves.sliced,
+    "concat": _moves.concatenated,
+    "split": _moves.divided,
+    "pad": _moves.padded,
+    "full": _moves.filled,
+    "iota": _moves.counted,
+    "dim": _moves.dimension,
+    "tril": _moves.triangle,
+    "triu": _moves.triangle,
+}
+
+_STORED = ("graph.constant", "graph.weight")
+"""Tensors that are there before the program runs; they are read where they are."""
+
+
+@dataclass(frozen=True)
+class LowerToLinalg(Pass):
+    """Turns tensor operations into loop nests over buffers.
+
+    Before::
+
+        graph @main(%x: f32[B, 4], %y: f32[4]) -> f32[B, 4] {
+          %z = add(%x, %y) : f32[B, 4]
+          return %z
+        }
+
+    After::
+
+        graph @main(%x: f32[B, 4], %y: f32[4]) -> f32[B, 4] {
+          %x.buffer = memref.from_tensor(%x) : memref<f32[B, 4]>
+          %y.buffer = memref.from_tensor(%y) : memref<f32[4]>
+          %z.buffer = memref.alloc() : memref<f32[B, 4]>
+          linalg.generic(i < B, j < 4, %z.a = %x.buffer[i, j], %z.b = %y.buffer[j], %z.o = %z.buffer[i, j]) {
+            %z.addf = arith.addf(%z.a, %z.b) : f32
+            yield %z.addf
+          }
+          %z = memref.to_tensor(%z.buffer) : f32[B, 4]
+          return %z
+        }
+
+    Run ``inline`` and ``decompose`` before it.  The signature of a graph stays.  Every buffer is written by the nests of
+    one operation and only read afterwards; reshapes share memory.  f16 and bf16 are computed in f32 and rounded once,
+    sums of them at the end; an element of a matrix product is one chain of ``math.fma`` over ascending k from zero.
+
+    An operation without a lowering (gather, sort, what has an effect, what has open types) stays as it is, between
+    ``memref.to_tensor`` and ``memref.from_tensor``; the statistics name those.
+    """
+
+    preserves: ClassVar[Literal["bits", "values"]] = "values"
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        return any([_lower_graph(graph, context) for graph in walk_graphs(module)])
+
+
+def _lower_graph(graph: Graph, context: PassContext) -> bool:
+    low = Lowering(graph)
+    changed = False
+    for op in list(graph.walk()):
+        if op.definition.dialect != "graph" or op.definition.is_terminator:
+            continue
+        name = op.definition.text_name
+        if _can_lower(op):
+            _lower(low, op)
+            context.count(f"{name} lowered")
+            changed = True
+        elif op.name not in _STORED:
+            context.count(f"{name} left as a tensor operation")
+    for op in reversed(low.tensors):
+        if not op.result.has_uses:
+            op.erase()
+    return changed
+
+
+def _can_lower(op: Operation) -> bool:
+    name = op.definition.name
+    if name not in _LOWERINGS or not all(isinstance(v.type, TensorType) and is_known(v.type) for v in (*op.operands, *op.results)):
+        return False
+    if name in _elementwise.COMPUTED or name in _elementwise.MOVED:
+        return _elementwise.can_lower(op)
+    if name in ("matmul", "sum", "prod", "mean", "any", "all", "max", "min"):
+        return name == "matmul" or _reductions.can_reduce(op)
+    return True
+
+
+def _lower(low: Lowering, op: Operation) -> None:
+    """Replaces one operation by nests and what they leave in its buffers."""
+    low.begin(op)
+    buffers = _LOWERINGS[op.definition.name](low)
+    values = [low.tensor_of(b, r) for b, r in zip(buffers, op.results, strict=True)]
+    first, trivia = low.builder.created[0], op.trivia
+    if trivia is not None:
+        first.trivia = Trivia(trivia.blank_before, trivia.detached, trivia.leading, trivia.trailing)
+        op.trivia = None
+    replace_op(op, values)
