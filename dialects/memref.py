@@ -45,7 +45,7 @@ def from_tensor(x: Tensor) -> Any:
           return %y
         }
     """
-    view = np.asarray(x).view()
+    view = np.asarray(x, order="C").view()  # an array from outside may have gaps
     view.setflags(write=False)
     return view
 

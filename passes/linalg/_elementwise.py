@@ -14,7 +14,7 @@ import numpy as np
 
 from dialects import math as m
 from dialects.arith.bits import andi, ori, shli, shrsi, shrui, xori
-from dialects.arith.cast import bitcast, extsi, extui, fptosi, fptoui, sitofp, trunci, uitofp
+from dialects.arith.cast import bitcast, extf, extsi, extui, fptosi, fptoui, sitofp, trunci, uitofp
 from dialects.arith.comparison import cmpf, cmpi, select
 from dialects.arith.floats import addf, divf, maximumf, minimumf, mulf, negf, remf, subf
 from dialects.arith.integers import (
@@ -35,7 +35,7 @@ from dialects.arith.integers import (
 from ir.core import Operation, Value
 from ir.dims import Dim
 from ir.evaluate import round_to
-from ir.types import DType, ScalarType, f32, f64, index
+from ir.types import DType, ScalarType, f64, index
 from passes.linalg._nests import Access, Lowering, narrow, number, scalar_dtype, tensor_type, widen
 
 Body = Callable[..., Value]
@@ -74,7 +74,7 @@ def _like(x: Value, value: float | int) -> Value:
 
 
 def _neg(op: Operation, x: Value) -> Value:
-    return negf(x) if scalar_dtype(x).is_float else subi(_like(x, 0), x)
+    return negf(x) if scalar_dtype(x).is_float else subi(_like(x, 0), x)  # type: ignore[no-any-return]
 
 
 def _abs(op: Operation, x: Value) -> Value:
@@ -100,10 +100,15 @@ def _is_finite(op: Operation, x: Value) -> Value:
 
 
 def _square(op: Operation, x: Value) -> Value:
-    return mulf(x, x) if scalar_dtype(x).is_float else muli(x, x)
+    return mulf(x, x) if scalar_dtype(x).is_float else muli(x, x)  # type: ignore[no-any-return]
 
 
 # -- division ----------------------------------------------------------------------------------------------------------
+
+
+def _double(x: Value) -> Value:
+    """Quotients of floats are rounded to whole numbers in f64, where they are far from them or exact."""
+    return x if scalar_dtype(x) == f64 else extf(x, result_type=ScalarType(f64))  # type: ignore[no-any-return]
 
 
 def _differ_in_sign(x: Value, y: Value) -> Value:
@@ -123,8 +128,8 @@ def _floor_mod(x: Value, y: Value) -> tuple[Value, Value]:
 def _mod(op: Operation, x: Value, y: Value) -> Value:
     kind = scalar_dtype(x).kind
     if kind != "float":
-        return remui(x, y) if kind == "uint" else modsi(x, y)
-    return _floor_mod(x, y)[0]
+        return remui(x, y) if kind == "uint" else modsi(x, y)  # type: ignore[no-any-return]
+    return _floor_mod(_double(x), _double(y))[0]
 
 
 def _whole_quotient(x: Value, y: Value) -> Value:
@@ -135,7 +140,8 @@ def _whole_quotient(x: Value, y: Value) -> Value:
 def _floordiv(op: Operation, x: Value, y: Value) -> Value:
     kind = scalar_dtype(x).kind
     if kind != "float":
-        return divui(x, y) if kind == "uint" else floordivsi(x, y)
+        return divui(x, y) if kind == "uint" else floordivsi(x, y)  # type: ignore[no-any-return]
+    x, y = _double(x), _double(y)
     zero, quotient = _like(x, 0), divf(x, y)
     whole = _whole_quotient(x, y)
     _, moved = _floor_mod(x, y)
@@ -147,7 +153,8 @@ def _floordiv(op: Operation, x: Value, y: Value) -> Value:
 def _truncdiv(op: Operation, x: Value, y: Value) -> Value:
     kind = scalar_dtype(x).kind
     if kind != "float":
-        return divui(x, y) if kind == "uint" else divsi(x, y)
+        return divui(x, y) if kind == "uint" else divsi(x, y)  # type: ignore[no-any-return]
+    x, y = _double(x), _double(y)
     quotient = divf(x, y)
     signed = m.copysign(_whole_quotient(x, y), quotient)
     return select(compare(y, _like(x, 0), "eq"), quotient, signed)  # type: ignore[no-any-return]
@@ -191,10 +198,9 @@ def convert(x: Value, dtype: DType) -> Value:
     type_ = ScalarType(dtype)
     if dtype.kind == "bool":
         return compare(x, number(0, have), "ne")
+    if have.is_float and dtype.is_float:
+        return _convert_float(x, dtype)
     if have.is_float:
-        if dtype.is_float:
-            wide = widen(x)
-            return _float_to_float(wide, dtype)
         return (fptoui if dtype.kind == "uint" else fptosi)(x, result_type=type_)  # type: ignore[no-any-return]
     if dtype.is_float:
         return (sitofp if have.kind == "int" else uitofp)(x, result_type=type_)  # type: ignore[no-any-return]
@@ -207,12 +213,10 @@ def convert(x: Value, dtype: DType) -> Value:
     return (extui if have.kind == "uint" else extsi)(x, result_type=type_)  # type: ignore[no-any-return]
 
 
-def _float_to_float(x: Value, dtype: DType) -> Value:
-    from dialects.arith.cast import extf
-
-    if scalar_dtype(x) == f32 and dtype == f64:
-        return extf(x, result_type=ScalarType(f64))  # type: ignore[no-any-return]
-    return narrow(x, dtype)
+def _convert_float(x: Value, dtype: DType) -> Value:
+    if dtype.bits > scalar_dtype(x).bits:
+        return extf(x, result_type=ScalarType(dtype))  # type: ignore[no-any-return]
+    return narrow(widen(x), dtype)  # f16 and bf16 meet in f32
 
 
 def _cast(op: Operation, x: Value) -> Value:

@@ -43,10 +43,11 @@ def transposed(low: Lowering) -> list[Value]:
 
 def _read_at(low: Lowering, place: Callable[[Sequence[Dim]], Sequence[Dim]], result: int = 0) -> Value:
     """A nest over a result that reads the first operand at a place of it."""
+    source = low.buffer(low.op.operands[0])
     buffer = low.result_buffer(result)
     loops = low.loops(tensor_type(low.op.results[result]).shape)
     names = tuple(n.name for n in loops)
-    low.copy(loops, Access(low.buffer(low.op.operands[0]), tuple(place(names))), Access(buffer, names))
+    low.copy(loops, Access(source, tuple(place(names))), Access(buffer, names))
     return buffer
 
 

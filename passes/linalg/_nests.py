@@ -124,16 +124,16 @@ class Lowering:
             self._buffers[tensor] = found
         return found
 
-    def alloc(self, dtype: DType, shape: Sequence[Dim], name: str = "buffer") -> Value:
+    def alloc(self, dtype: DType, shape: Sequence[Dim], name: str) -> Value:
         """New memory."""
         type_ = MemRefType(dtype, tuple(shape))
-        return self.builder.create(REGISTRY["memref.alloc"], [], {LAYOUT: ()}, result_types=[type_], name=f"{self.origin}.{name}").result
+        return self.builder.create(REGISTRY["memref.alloc"], [], {LAYOUT: ()}, result_types=[type_], name=name).result
 
     def result_buffer(self, number: int = 0) -> Value:
         """New memory for a result of the operation."""
         result = self.op.results[number]
-        name = "buffer" if number == 0 or result.name == DROPPED else f"buffer{number}"
-        return self.alloc(tensor_type(result).dtype, tensor_type(result).shape, name)
+        name = self.origin if result.name == DROPPED else result.name
+        return self.alloc(tensor_type(result).dtype, tensor_type(result).shape, f"{name}.buffer")
 
     def reshaped(self, buffer: Value, shape: Sequence[Dim]) -> Value:
         """The same memory under another shape."""
@@ -162,8 +162,8 @@ class Lowering:
     def generic(self, loops: Sequence[Loop], reads: Sequence[Access], write: Access, body: Callable[..., Value]) -> None:
         """A ``linalg.generic``.  ``body`` gets the scalars that are read, then the one that is overwritten."""
         accesses = [*reads, write]
-        layout = [LoopDim(str(n.name), n.bound, n.reduce) for n in loops]
-        bindings = [BindArg(AccessArg(p, tuple(map(IndexExpr, a.indices)))) for p, a in enumerate(accesses)]
+        layout: list[Any] = [LoopDim(str(n.name), n.bound, n.reduce) for n in loops]
+        layout += [BindArg(AccessArg(p, tuple(map(IndexExpr, a.indices)))) for p, a in enumerate(accesses)]
         region = Region()
         for place, access in enumerate(accesses):
             assert isinstance(access.buffer.type, MemRefType)
@@ -171,8 +171,8 @@ class Lowering:
             region.block.add_argument(f"{self.origin}.{suffix}", ScalarType(access.buffer.type.dtype))
         with Builder(region.block, origin=self.origin, loc=self.op.loc) as builder:
             builder.create(yield_, [body(*region.block.arguments)])
-        definition = REGISTRY["linalg.generic"]
-        self.builder.create(definition, [a.buffer for a in accesses], {LAYOUT: (*layout, *bindings)}, regions=[region], result_types=())  # type: ignore[dict-item]
+        buffers = [a.buffer for a in accesses]
+        self.builder.create(REGISTRY["linalg.generic"], buffers, {LAYOUT: tuple(layout)}, regions=[region], result_types=())
 
     def fill(self, buffer: Value, value: float | int | bool) -> None:
         """A nest that stores a constant to every element."""
@@ -197,8 +197,8 @@ class Lowering:
         with Builder(region.block, origin=self.origin, loc=self.op.loc) as builder:
             body(region.block.arguments)
             builder.create(yield_, [])
-        layout = tuple(RangeArg(0, d, 1) for d in shape)
-        self.builder.create(REGISTRY["scf.parallel"], [], {LAYOUT: layout}, regions=[region], result_types=())  # type: ignore[dict-item]
+        layout: Any = tuple(RangeArg(0, d, 1) for d in shape)
+        self.builder.create(REGISTRY["scf.parallel"], [], {LAYOUT: layout}, regions=[region], result_types=())
 
 
 def _ancestor(op: Operation, value: Value) -> Operation:

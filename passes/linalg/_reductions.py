@@ -5,6 +5,7 @@ f16 and bf16 are summed in a buffer of f32, which a last nest rounds.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from ir.core import Operation, Value
 from ir.dims import Dim
 from ir.types import MemRefType, ScalarType, i64, index
 from passes.linalg._elementwise import broadcast_access
-from passes.linalg._nests import Access, Loop, Lowering, narrow, tensor_type, wide_dtype, widen
+from passes.linalg._nests import Access, Loop, Lowering, narrow, number, tensor_type, wide_dtype, widen
 
 # -- matrix products ---------------------------------------------------------------------------------------------------
 
@@ -68,7 +69,7 @@ def _accumulated(low: Lowering, build: Callable[[Value], None], finish: Callable
         buffer = low.result_buffer()
         build(buffer)
         return buffer
-    sums = low.alloc(wide, result.shape, "wide")
+    sums = low.alloc(wide, result.shape, f"{low.origin}.wide")
     build(sums)
     buffer = low.result_buffer()
     loops = low.loops(result.shape)
@@ -127,16 +128,13 @@ def averaged(low: Lowering) -> list[Value]:
 def _count(low: Lowering, buffer: Value, axes: Sequence[int]) -> Value:
     """How many elements there are along some axes, as i64, in front of the nests."""
     assert isinstance(buffer.type, MemRefType)
-    from passes.linalg._nests import number
-
+    shape = buffer.type.shape
+    fixed = math.prod(d for a in axes if isinstance(d := shape[a], int))
     with low.builder:
-        fixed = math.prod(d for a in axes if isinstance(d := buffer.type.shape[a], int))
-        total = number(fixed, i64)
-        for axis in axes:
-            if not isinstance(buffer.type.shape[axis], int):
-                size = index_cast(dim(buffer, axis=axis), result_type=ScalarType(i64))
-                total = size if total.defining_op is not None and fixed == 1 and axis == axes[0] else muli(total, size)
-    return total
+        sizes = [index_cast(dim(buffer, axis=a), result_type=ScalarType(i64)) for a in axes if not isinstance(shape[a], int)]
+        if fixed != 1 or not sizes:
+            sizes.append(number(fixed, i64))
+        return functools.reduce(muli, sizes)  # type: ignore[no-any-return, arg-type]
 
 
 def extreme(low: Lowering) -> list[Value]:

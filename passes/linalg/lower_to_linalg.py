@@ -14,7 +14,7 @@ from passes.linalg import _elementwise, _moves, _reductions
 from passes.linalg._nests import Lowering
 
 _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
-    **{n: _elementwise.elementwise for n in (*_elementwise.COMPUTED, *_elementwise.MOVED)},
+    **dict.fromkeys((*_elementwise.COMPUTED, *_elementwise.MOVED), _elementwise.elementwise),
     "matmul": _reductions.matmul,
     "sum": _reductions.summed,
     "prod": _reductions.multiplied,
@@ -23,7 +23,7 @@ _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
     "min": _reductions.extreme,
     "any": _reductions.truth,
     "all": _reductions.truth,
-    **{n: _moves.reshaped for n in ("reshape", "squeeze", "unsqueeze", "flatten")},
+    **dict.fromkeys(("reshape", "squeeze", "unsqueeze", "flatten"), _moves.reshaped),
     "transpose": _moves.transposed,
     "expand": _moves.expanded,
     "flip": _moves.flipped,
@@ -78,7 +78,10 @@ class LowerToLinalg(Pass):
     preserves: ClassVar[Literal["bits", "values"]] = "values"
 
     def run(self, module: Module, context: PassContext) -> bool:
-        return any([_lower_graph(graph, context) for graph in walk_graphs(module)])
+        changed = False
+        for graph in walk_graphs(module):
+            changed |= _lower_graph(graph, context)
+        return changed
 
 
 def _lower_graph(graph: Graph, context: PassContext) -> bool:
