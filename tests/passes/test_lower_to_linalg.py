@@ -357,3 +357,29 @@ def test_statistics_name_what_stays() -> None:
 def test_open_types_stay() -> None:
     module = load("graph @main(%x: ?) {\n  %y = neg(%x)\n  return %y\n}\n")
     assert not LowerToLinalg().run(module, PassContext())
+
+
+def test_a_wrong_nest_is_seen() -> None:
+    """What the comparison of two programs is worth here: every nest of this one counts."""
+    text = """\
+graph @main(%x: f32[B, 4], %y: f32[4], %w: f32[4, 3]) -> f32[B] {
+  %s = sub(%x, %y)
+  %m = matmul(%s, %w)
+  %t = sum(%m, axes=[1])
+  return %t
+}
+"""
+    before, after = lowered(text, "lower-to-linalg")
+    assert compare_modules(before, after, "values").mismatch is None
+    nests = [op for op in after.walk() if op.name == "linalg.generic"]
+    assert len(nests) == 5
+    for position, nest in enumerate(nests):
+        wrong = clone_module(after)
+        same = [op for op in wrong.walk() if op.name == "linalg.generic"][position]
+        assert print_module(wrong) == print_module(after) and same.operands != nest.operands
+        same.erase()
+        assert compare_modules(before, wrong, "values").mismatch is not None
+    swapped = clone_module(after)
+    difference = next(op for op in swapped.walk() if op.name == "arith.subf")
+    difference.set_operands(difference.operands[::-1])
+    assert compare_modules(before, swapped, "values").mismatch is not None
