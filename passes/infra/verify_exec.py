@@ -301,8 +301,8 @@ def error_is_bounded(before: NDArray[Any], after: NDArray[Any], exact: NDArray[A
     old, new = before.astype(np.float64), after.astype(np.float64)
     finite = np.isfinite(old) & np.isfinite(new) & np.isfinite(exact)
     scale = float(np.max(np.abs(exact[finite]), initial=0.0))
-    old_error = float(np.max(np.abs(old - exact)[finite], initial=0.0))
-    new_error = float(np.max(np.abs(new - exact)[finite], initial=0.0))
+    old_error = float(np.max(np.abs(old[finite] - exact[finite]), initial=0.0))
+    new_error = float(np.max(np.abs(new[finite] - exact[finite]), initial=0.0))
     return new_error <= ERROR_GROWTH * old_error + _ROUNDINGS * unit * scale
 
 
