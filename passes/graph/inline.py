@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ir.attributes import GraphRef
-from ir.core import DROPPED, Graph, Module, Operation, Value, clone_operation
+from ir.core import DROPPED, Graph, Module, Operation, Trivia, Value, clone_operation
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim, UnknownDim
 from ir.inference import unify_call
@@ -138,8 +138,19 @@ def _remove(module: Module, called: Mapping[str, None]) -> int:
             roots += [_callee(op, module).name for op in module.graphs[name].walk() if op.definition.full_name == "graph.call"]
     unneeded = [n for n in module.graphs if n not in needed]
     for name in unneeded:
-        del module.graphs[name]
+        _keep_comments(module.graphs.pop(name), module)
     return len(unneeded)
+
+
+def _keep_comments(graph: Graph, module: Module) -> None:
+    """Hands the comments that stand by themselves above a removed graph (a licence, say) to the first one that stays."""
+    detached = graph.trivia.detached if graph.trivia is not None else ()
+    heir = next((g for g in module.graphs.values() if not g.bare), None)
+    if heir is None:
+        module.comments = detached + module.comments
+    elif detached:
+        heir.trivia = heir.trivia or Trivia()
+        heir.trivia.detached = detached + heir.trivia.detached
 
 
 # -- one call ----------------------------------------------------------------------------------------------------------

@@ -31,3 +31,15 @@ def test_comments_and_names_survive_o1(tmp_path: Path, capsys: pytest.CaptureFix
     program.write_text(out)
     assert main([str(program)]) == 0
     assert capsys.readouterr().out == out
+
+
+def test_a_licence_above_an_inlined_graph_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "p.graph"
+    program.write_text(
+        "// licence\n\n// about f\ngraph @f(%x: f32[N]) -> f32[N] {\n  %y = exp(%x)\n  return %y\n}\n\n"
+        "graph @main(%x: f32[N]) -> f32[N] {\n  // the call\n  %y = call(@f, %x)  // tail\n  return %y\n}\n"
+    )
+    assert main([str(program), "--pipeline", "O1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("// licence\n\ngraph @main(")
+    assert "// the call" in out and "// tail" in out
