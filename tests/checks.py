@@ -144,11 +144,14 @@ class Baseline:
 
 
 def baseline(module: Module, seed: int = 0, limit: int | None = None) -> Baseline:
-    """Runs every graph that is not called by another for all kinds of inputs and sizes, or ``limit`` sizes (the seed says which)."""
+    """Runs every graph that is not called by another for all kinds of inputs and sizes.
+
+    With ``limit`` for so many sizes only; the seed says which, mostly the usual ones.
+    """
     found = Baseline(clone_module(module))
     for name in entry_graphs(module):
         choices = size_choices(module.graphs[name])
-        first = seed % len(choices) if limit is not None and choices else 0
+        first = seed % len(choices) if limit is not None and choices and seed % 5 < 2 else 0
         for sizes in (choices[first:] + choices[:first])[:limit]:
             for kind in KINDS:
                 case = first_success(module, name, sizes, kind, seed)
@@ -164,12 +167,27 @@ def first_success(module: Module, name: str, sizes: Mapping[str, int], kind: Kin
     problem: GraphError | None = None
     for caution in range(CAUTION_LEVELS):
         inputs = generate_inputs(module, module.graphs[name], sizes, kind, seed, caution)
+        if kind == "special" and caution == 0:
+            inputs = [more_special(a, seed + i) for i, a in enumerate(inputs)]
         try:
             return Case(name, dict(sizes), kind, inputs, execute(module, name, inputs, kind))
         except GraphError as error:
             problem = error
     assert problem is not None
     return problem
+
+
+_SPECIAL = (-0.0, 0.0, np.nan, np.inf, -np.inf, -1.0, 1.0, 3e38, 1e-40)
+
+
+def more_special(array: Any, seed: int) -> Any:
+    """Half of the floats replaced by values that rewrites go wrong on: small arrays would rarely have the one that counts."""
+    if array.dtype.kind in "biu":
+        return array
+    generator = np.random.default_rng(seed)
+    with np.errstate(all="ignore"):
+        special = np.asarray(_SPECIAL)[generator.integers(0, len(_SPECIAL), array.shape)].astype(array.dtype)
+    return np.where(generator.random(array.shape) < 0.5, special, array)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -309,7 +327,7 @@ def check_pass(pass_: Pass, before: Baseline, strict: bool = False) -> Module:
     module = clone_module(before.module)
     changed = apply_pass(pass_, module)
     text = print_module(module)
-    if pass_.idempotent:
+    if pass_.idempotent and changed:
         again = clone_module(module)
         assert not apply_pass(pass_, again) and print_module(again) == text, (
             f"{format_pass(pass_)} run twice:\n{text}\nand then:\n{print_module(again)}"

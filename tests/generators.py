@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -41,8 +41,8 @@ T = TypeVar("T")
 
 SYMBOLS = ("B", "S", "N")
 DTYPE_NAMES = ("f32", "f64", "f16", "bf16", "i32", "i64", "u8", "bool", "i8", "i16")
-NUMBERS = (0.0, 1.0, 2.0, -1.0, 0.5, -0.0, 3.0, float("inf"), float("nan"))
-INTEGERS = (0, 1, 2, -1, 3)
+NUMBERS = (0.0, 1.0, -0.0, 2.0, -1.0, 0.0, 1.0, -0.0, 0.5, 3.0, float("inf"), float("nan"))
+INTEGERS = (0, 1, -1, 2, 0, 1, 3)
 NAMES = ("v", "x.1", "return", "w.0.t", "/layer.0/Add 1", "größe", "a\"b", "input", "7")
 
 
@@ -126,6 +126,21 @@ def elementwise_ops() -> tuple[OpDef, ...]:
     return tuple(d for _, d in sorted(REGISTRY.items()) if d.elementwise and d.dialect == "graph" and not isinstance(d, RegionOpDef))
 
 
+@cache
+def binary_ops(dtype: DType) -> tuple[OpDef, ...]:
+    """Elementwise operations of two tensors of this element type that never fail."""
+    found = []
+    for definition in elementwise_ops():
+        names = [o.name for o in definition.required_operands]
+        if len(names) == 2 and not definition.traps and not any(s.required for s in definition.attribute_specs.values()):
+            try:
+                definition.infer([TensorType(dtype, ())] * 2, names, {})
+            except TypeProblem:
+                continue
+            found.append(definition)
+    return tuple(found)
+
+
 # -- growing a graph ---------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +160,7 @@ class Growth:
     graph: Graph = field(default_factory=lambda: Graph("main"))
     pool: list[Value] = field(default_factory=list)
     symbols: dict[str, None] = field(default_factory=dict)  # those that a parameter binds
+    algebra: bool = False  # a program of elementwise operations and constants, the food of rewrite rules
     rejections: int = 0
 
     # -- decisions -------------------------------------------------------------------------------------------------
@@ -209,12 +225,16 @@ class Growth:
 
     def step(self) -> None:
         """Adds something, or nothing when it doesn't fit."""
-        choice = self.chooser.integer(0, 99)
+        choice = self.chooser.integer(35 if self.algebra else 0, 99)
         try:
-            if choice < 60:
+            if self.algebra and choice < 75:
+                self.with_constant()
+            elif choice < 50:
                 upper, lower = fragments_by_level()
                 self.stitch(self.pick(lower if self.chance(12) else upper))
-            elif choice < 90:
+            elif choice < 60:
+                self.with_constant()
+            elif choice < 92:
                 self.elementwise(self.pick(elementwise_ops()))
             else:
                 self.repeat()
@@ -375,6 +395,24 @@ class Growth:
             result.auto_named = False
         self.pool.extend(op.results)
 
+    def with_constant(self) -> None:
+        """Applies an operation to a value and a constant on either side: what algebraic rules look for."""
+        value = self.recent([v for v in self.pool if isinstance(v.type, TensorType)] or [self.seed_value()])
+        assert isinstance(value.type, TensorType)
+        dtype = value.type.dtype
+        left = self.chance(40)
+        definition = self.pick(binary_ops(dtype))
+        number = self.element(dtype, index=False)
+        array = round_to(np.array(number, np.float64), dtype) if dtype.is_float else np.array(number).astype(dtype.numpy)
+        whole = value.type.is_static and self.chance(40)
+        shape = [int(d) for d in value.type.shape] if whole else []  # type: ignore[arg-type]
+        builder = Builder(self.graph.block)
+        constant = builder.create(REGISTRY["graph.constant"], [], {"value": Dense(np.full(shape, array), dtype)}).result
+        op = builder.create(definition, [constant, value] if left else [value, constant])
+        for made in builder.created:
+            made.results[0].auto_named = False
+        self.pool.append(op.result)
+
     def _attribute(self, annotation: Any) -> Any:
         if annotation is DType:
             return DTYPES[self.pick(DTYPE_NAMES)]
@@ -425,7 +463,9 @@ class Growth:
         graph = self.graph
         pool = list(dict.fromkeys(self.pool))
         returned = [self.pick(pool) for _ in range(self.chooser.integer(1, min(4, len(pool))))]
-        if not self.chance(20):
+        if self.chance(50):
+            returned = [v for v in pool if not v.has_uses] or returned
+        elif not self.chance(20):
             returned = list(dict.fromkeys([pool[-1], *returned]))
         graph.block.append(Operation(REGISTRY["graph.return"], returned))
         names: list[str] = []
@@ -476,6 +516,7 @@ def unify(expected: Type, found: Type, bindings: dict[str, Dim]) -> dict[str, Di
 def grow(chooser: Chooser, max_steps: int = 12) -> Module:
     """A verified module with inferred types; ``@main`` is the graph that grew."""
     growth = Growth(chooser)
+    growth.algebra = growth.chance(30)
     growth.seed_value()
     for _ in range(chooser.integer(1, max_steps)):
         growth.step()
