@@ -208,6 +208,13 @@ def test_double_keeps_floats_wide() -> None:
     assert run(text, x, y, double=True)[0].tolist() == [1.0]
 
 
+def test_double_rounds_only_where_bits_are_looked_at() -> None:
+    text = "graph @main(%x: f32[1]) -> DTYPE[1] {\n  %y = exp(%x)\n  %z = bitcast(%y, dtype=DTYPE)\n  return %z\n}\n"
+    x = f([1])
+    assert run(text.replace("DTYPE", "f32"), x, double=True)[0][0] == np.exp(1.0) != run(text.replace("DTYPE", "f32"), x)[0][0]
+    assert run(text.replace("DTYPE", "i32"), x, double=True)[0][0] == f(np.exp(1.0)).view(np.int32)
+
+
 def test_errors_name_the_operation_and_its_place() -> None:
     message = error("graph @main(%x: i32[2], %y: i32[2]) -> i32[2] {\n  %z = floordiv(%x, %y)\n  return %z\n}\n", np.int32([1, 1]), np.int32([1, 0]))
     assert message.startswith("<string>:2:") and "floordiv: integer division by zero at [1]" in message
