@@ -1,4 +1,4 @@
-"""Times of the front end: starting, parsing, inferring, verifying, printing, and the memory of a rejected 10 MB text.
+"""Times of the front end: starting, parsing, inferring, verifying, printing, and the memory of a rejected text.
 
     python bench/frontend.py [--rounds 5]
 

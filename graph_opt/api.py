@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import dialects
 from graph_opt.binding import Sources, at_location, bind_constants, bind_files
 from graph_opt.executable import Executable
-from ir.core import Graph, Module, clone_module
+from ir.clone import clone_module
+from ir.core import Graph, Module
 from ir.diagnostics import Diagnostic, Diagnostics, GraphError, NamedLocation, did_you_mean
 from ir.parser import check_text, decode_text, parse_module
 from ir.verifier import verify_module

@@ -15,7 +15,6 @@ from ir.dims import DimExpr, UnknownDim
 from ir.types import TYPE_CLASSES, DType, TensorType, Type, dtype_from_numpy
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -87,8 +86,3 @@ def is_attribute(value: object) -> bool:
         return all(is_attribute(v) for v in value)
     simple = (bool, int, float, str, DType, DimExpr, UnknownDim, Dense, GraphRef, FileRef)
     return value is None or isinstance(value, simple) or isinstance(value, TYPE_CLASSES)
-
-
-def float_bits(value: np.generic, dtype: DType) -> int:
-    """The stored bits of one float element."""
-    return int.from_bytes(value.tobytes(), "little")

@@ -6,7 +6,7 @@ walked; a value knows its uses.  Names belong to a graph and are unique in it; s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,10 +107,6 @@ class Value:
     @property
     def has_uses(self) -> bool:
         return self.first_use is not None
-
-    @property
-    def has_one_use(self) -> bool:
-        return self.first_use is not None and self.first_use.next is None
 
     @property
     def users(self) -> list[Operation]:
@@ -232,15 +228,6 @@ class Operation:
                 for op in block:
                     yield from op.walk()
 
-    def is_before(self, other: Operation) -> bool:
-        """Whether this operation comes before ``other`` in their common block (linear time)."""
-        op = self.next
-        while op is not None:
-            if op is other:
-                return True
-            op = op.next
-        return False
-
     def remove(self) -> None:
         """Takes the operation out of its block; it may be inserted again."""
         block = self.block
@@ -265,14 +252,6 @@ class Operation:
             for use in op.operand_uses:
                 use._unlink()
             op.operand_uses = []
-
-    def drop_references(self) -> None:
-        """Unlinks all operand uses, of nested operations too; used before a whole block is discarded."""
-        for op in self.walk():
-            for use in op.operand_uses:
-                use._unlink()
-            op.operand_uses = []
-
 
 def _hand_over_comments(op: Operation) -> None:
     assert op.trivia is not None and op.block is not None
@@ -543,85 +522,3 @@ class Module:
         """All operations of all graphs."""
         for graph in self.graphs.values():
             yield from graph.walk()
-
-
-def clone_operation(op: Operation, mapping: dict[Value, Value], rename: Callable[[str], str] = lambda n: n) -> Operation:
-    """A detached copy of ``op`` and its regions with operands replaced through ``mapping`` (extended with its results).
-
-    Values that ``mapping`` lacks are used as they are.  Comments are not copied.
-    """
-    regions = []
-    for region in op.regions:
-        blocks = []
-        for block in region.blocks:
-            copy = Block()
-            for argument in block.arguments:
-                value = Value(rename(argument.name), argument.type, copy, argument.index)
-                copy.arguments.append(value)
-                mapping[argument] = value
-            blocks.append((block, copy))
-        regions.append(blocks)
-    for blocks in regions:
-        for block, copy in blocks:
-            for inner in block:
-                copy.append(clone_operation(inner, mapping, rename))
-    clone = Operation(
-        op.definition,
-        [mapping.get(v, v) for v in op.operands],
-        op.attributes,
-        [Region([copy for _, copy in blocks]) for blocks in regions],
-        [r.type for r in op.results],
-        [rename(r.name) for r in op.results],
-        op.loc,
-    )
-    for old, new in zip(op.results, clone.results, strict=True):
-        mapping[old] = new
-    return clone
-
-
-def clone_graph(graph: Graph) -> Graph:
-    """An independent copy of a graph, comments included."""
-    copy = Graph(graph.name, bare=graph.bare, loc=graph.loc)
-    mapping: dict[Value, Value] = {}
-    operations: dict[Operation, Operation] = {}
-    for parameter in graph.parameters:
-        new = copy.add_parameter(parameter.name, parameter.type, inout=parameter.inout, loc=parameter.loc)
-        new.trivia = parameter.trivia
-        mapping[parameter] = new
-    for op in graph.block:
-        clone = copy.block.append(clone_operation(op, mapping))
-        for old_op, new_op in zip(op.walk(), clone.walk(), strict=True):
-            new_op.trivia = _copy_trivia(old_op.trivia)
-            for old_region, new_region in zip(old_op.regions, new_op.regions, strict=True):
-                for old_block, new_block in zip(old_region.blocks, new_region.blocks, strict=True):
-                    new_block.comments = old_block.comments
-        operations[op] = clone
-        for old, fresh in zip(op.results, clone.results, strict=True):
-            fresh.auto_named = old.auto_named
-    for parameter, new in zip(graph.parameters, copy.parameters, strict=True):
-        new.anchor = operations.get(parameter.anchor) if parameter.anchor is not None else None
-    copy.block.comments = graph.block.comments
-    copy.result_names = list(graph.result_names)
-    copy.result_types = list(graph.result_types)
-    copy.names_results = graph.names_results
-    copy.constraints = graph.constraints
-    copy.trivia = _copy_trivia(graph.trivia)
-    return copy
-
-
-def _copy_trivia(trivia: Trivia | None) -> Trivia | None:
-    if trivia is None:
-        return None
-    return Trivia(trivia.blank_before, trivia.detached, trivia.leading, trivia.trailing)
-
-
-def clone_module(module: Module) -> Module:
-    """An independent copy of a module (files are shared, they don't change)."""
-    copy = Module(module.source)
-    for graph in module.graphs.values():
-        copy.add(clone_graph(graph))
-    copy.files = dict(module.files)
-    copy.version_line = module.version_line
-    copy.comments = module.comments
-    copy.version_trivia = module.version_trivia
-    return copy

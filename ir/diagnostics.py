@@ -93,14 +93,6 @@ class FusedLocation:
 AnyLocation = Location | NamedLocation | FusedLocation
 
 
-def fuse_locations(locations: Iterable[AnyLocation | None]) -> AnyLocation | None:
-    """One location for an operation made from several."""
-    known = list(dict.fromkeys(loc for loc in locations if loc is not None))
-    if len(known) <= 1:
-        return known[0] if known else None
-    return FusedLocation(known)
-
-
 @dataclass
 class Diagnostic:
     """One complaint: a message, the place, further hints, and notes that point elsewhere."""

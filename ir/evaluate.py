@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.attributes import Attribute
-from ir.types import DType, MemRefType, TensorType, Type, bf16, f64
+from ir.types import DType, MemRefType, Type, bf16, f64
 
 if TYPE_CHECKING:
     from ir.opdef import OpDef
@@ -85,8 +85,3 @@ def _finish(array: NDArray[Any], type_: Type, double: bool) -> NDArray[Any]:
     if dtype.is_float:
         return round_to(array, f64 if double else dtype)
     return array if array.dtype == dtype.numpy else array.astype(dtype.numpy)
-
-
-def zeros_of(type_: TensorType) -> NDArray[Any]:
-    """A zero array of a static tensor type."""
-    return np.zeros([int(d) for d in type_.shape], type_.dtype.numpy)  # type: ignore[arg-type]

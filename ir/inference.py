@@ -224,21 +224,21 @@ def plain_symbol(dim: Dim) -> str | None:
     return None
 
 
-def infer_module(module: Module, sources: Mapping[str, WeightSource] | None = None) -> bool:
-    """Writes inferred types into the module; returns whether any changed.  Raises GraphError with every problem."""
+def infer_module(module: Module, sources: Mapping[str, WeightSource] | None = None) -> int:
+    """Writes inferred types into the module; returns how many changed.  Raises GraphError with every problem."""
     report = Diagnostics()
     inference = Inference(module, report, sources)
     types = inference.run()
     report.raise_if_any()
-    changed = False
+    changed = 0
     for value, type_ in types.items():
         if value.type != type_:
             value.type = type_
-            changed = True
+            changed += 1
     for graph in module.graphs.values():
         if graph.result_types != inference.results[graph.name]:
             graph.result_types = list(inference.results[graph.name])
-            changed = True
+            changed += 1
     return changed
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ir.core import Graph, Operation, Use, Value
+from ir.core import Graph, Operation, Use
 from ir.diagnostics import AnyLocation, Location
 from ir.dims import Dim, symbols_of
 from ir.opdef import PRESENT
@@ -87,15 +87,3 @@ def symbol_location(graph: Graph, dim: Dim, bound: Mapping[str, None]) -> AnyLoc
         return loc
     found = re.compile(rf"\bwhere\b[^{{]*?\b({re.escape(name)})\b").search(loc.source.text, loc.offset)
     return Location(loc.source, found.start(1)) if found else loc
-
-
-def definition_location(value: Value) -> AnyLocation | None:
-    """Where ``%name`` is defined in the text."""
-    loc = value.location
-    op = value.defining_op
-    if op is not None and isinstance(loc, Location):
-        text = loc.source.text
-        start = text.rfind("%" + value.name, max(0, loc.offset - 2000), loc.offset)
-        if start >= 0:
-            return Location(loc.source, start)
-    return loc

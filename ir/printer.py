@@ -392,13 +392,6 @@ def print_module(module: Module, *, locations: bool = False) -> str:
     return "\n".join(printer.lines) + "\n" if printer.lines else ""
 
 
-def print_graph(graph: Graph) -> str:
-    """The text of one graph."""
-    printer = Printer()
-    printer.graph(graph)
-    return "\n".join(printer.lines) + "\n"
-
-
 def print_operation(op: Operation) -> str:
     """The text of one operation, regions included."""
     printer = Printer()

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 import dialects  # noqa: F401
-from ir.core import Graph, Module, Operation, clone_module
+from ir.clone import clone_module
+from ir.core import Graph, Module, Operation
 from ir.diagnostics import GraphError
 from ir.dims import UnknownDim, substitute
 from ir.inference import Inference, infer_module

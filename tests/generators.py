@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 import dialects  # noqa: F401
 from ir.attributes import Dense, GraphRef
 from ir.builder import Builder
-from ir.core import DROPPED, Constraint, Graph, Module, Operation, Value, clone_graph, clone_operation
+from ir.clone import clone_graph, clone_operation
+from ir.core import DROPPED, Constraint, Graph, Module, Operation, Value
 from ir.diagnostics import Diagnostics, GraphError
 from ir.dims import Dim, compatible, substitute, symbol, symbols_of
 from ir.evaluate import round_to

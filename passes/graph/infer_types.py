@@ -28,4 +28,6 @@ class InferTypes(Pass):
     needs_types: ClassVar[bool] = False
 
     def run(self, module: Module, context: PassContext) -> bool:
-        return infer_module(module, context.sources)
+        written = infer_module(module, context.sources)
+        context.count("types written", written)
+        return written > 0

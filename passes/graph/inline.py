@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ir.attributes import GraphRef
-from ir.core import DROPPED, Graph, Module, Operation, Trivia, Value, clone_operation
+from ir.clone import clone_operation
+from ir.core import DROPPED, Graph, Module, Operation, Trivia, Value
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim, UnknownDim
 from ir.inference import unify_call

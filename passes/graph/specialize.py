@@ -122,7 +122,7 @@ def specialize_graph(
             _bind(parameter, type_, bindings)
     numbers = {n: v for n, v in bindings.items() if isinstance(v, int)}
     changed = _apply(graph, wanted, {n: substitute(d, numbers) for n, d in bindings.items()})
-    return infer_module(module, context.sources if context is not None else None) or changed
+    return infer_module(module, context.sources if context is not None else None) > 0 or changed
 
 
 def _bind(parameter: Parameter, type_: TensorType, bindings: dict[str, Dim]) -> None:

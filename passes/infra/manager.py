@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ir.core import Module, clone_module
+from ir.clone import clone_module
+from ir.core import Module
 from ir.diagnostics import GraphError
 from ir.inference import infer_module
 from ir.printer import print_module

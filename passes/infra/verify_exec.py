@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ir.core import Graph, Module, Operation
+from ir.core import Graph, Module, Operation, Parameter
 from ir.diagnostics import Diagnostics, GraphError
 from ir.dims import Dim, product, substitute
 from ir.inference import Inference, unify_call
 from ir.inputs import CAUTION_LEVELS, GeneratedWeights, Kind, choose_sizes, generate_inputs
 from ir.interpreter import Interpreter
 from ir.printer import print_operation
-from ir.types import DType, TensorType, is_known
+from ir.types import DType, MemRefType, TensorType, is_known
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -202,7 +202,7 @@ class _Comparison:
         arrays = [a.copy() for a in inputs]
         interpreter = Interpreter(module, sources, double=double, on_operation=record, quiet=True)
         results = interpreter.run(graph, arrays)
-        return _Run(results, values, [arrays[p.index] for p in graph.parameters if p.inout])
+        return _Run(results, values, [arrays[p.index] for p in written_parameters(graph)])
 
     def _source(self, module: Module, file: str, kind: Kind) -> WeightSource:
         """The bound weights, else generated ones: small integers for exact runs, ordinary numbers for the others."""
@@ -217,7 +217,7 @@ class _Comparison:
 
     def _pairs(self, old: _Run, new: _Run) -> list[tuple[str, NDArray[Any], NDArray[Any]]]:
         graph = self.after.graphs[self.name]
-        names = [f"result '{n}'" for n in graph.result_names] + [f"%{p.name} after the call" for p in graph.parameters if p.inout]
+        names = [f"result '{n}'" for n in graph.result_names] + [f"%{p.name} after the call" for p in written_parameters(graph)]
         return list(zip(names, [*old.results, *old.inout], [*new.results, *new.inout], strict=False))
 
     def _differ_bitwise(self, old: _Run, new: _Run) -> Mismatch | None:
@@ -253,6 +253,11 @@ class _Comparison:
             if value.defining_op is not None:
                 return value.defining_op
         return None
+
+
+def written_parameters(graph: Graph) -> list[Parameter]:
+    """Parameters whose arrays a run may change: ``inout`` tensors, and buffers."""
+    return [p for p in graph.parameters if p.inout or isinstance(p.type, MemRefType)]
 
 
 def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:

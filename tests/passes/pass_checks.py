@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 import dialects  # noqa: F401
-from ir.core import Module, clone_module
+from ir.clone import clone_module
+from ir.core import Module
 from ir.diagnostics import GraphError
 from ir.inference import infer_module
 from ir.inputs import CAUTION_LEVELS, GeneratedWeights, Kind, choose_sizes, generate_inputs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pass_checks import NO_SOURCES, apply, check, load, operations, optimize, outputs
 
-from ir.core import clone_module
+from ir.clone import clone_module
 from ir.diagnostics import GraphError
 from ir.opdef import REGISTRY
 from ir.printer import print_module

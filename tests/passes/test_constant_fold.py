@@ -9,7 +9,7 @@ import pytest
 from pass_checks import NO_SOURCES, apply, check, load, operations, optimize, outputs
 
 from ir.attributes import Dense
-from ir.core import clone_module
+from ir.clone import clone_module
 from ir.docs import example_texts
 from ir.inputs import generate_inputs
 from ir.opdef import REGISTRY

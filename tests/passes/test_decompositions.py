@@ -7,7 +7,8 @@ import pytest
 
 import dialects  # noqa: F401
 from ir.builder import Builder
-from ir.core import Graph, Module, clone_module
+from ir.clone import clone_module
+from ir.core import Graph, Module
 from ir.diagnostics import Diagnostics
 from ir.docs import example_texts
 from ir.inference import Inference

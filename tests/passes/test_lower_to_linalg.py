@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from pass_checks import apply, assert_same_bits, load, operations, optimize
 
-from ir.core import Module, clone_module
+from ir.clone import clone_module
+from ir.core import Module
 from ir.diagnostics import GraphError
 from ir.interpreter import Interpreter
 from ir.printer import print_module

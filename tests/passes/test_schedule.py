@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pass_checks import NO_SOURCES, apply, assert_same_bits, check, load, operations, optimize, outputs
 
-from ir.core import clone_module
+from ir.clone import clone_module
 from ir.printer import print_module
 from ir.updates import updated_operands
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pass_checks import NO_SOURCES, apply, load, operations, outputs
 
-from ir.core import clone_module
+from ir.clone import clone_module
 from ir.diagnostics import GraphError
 from ir.inputs import generate_inputs
 from ir.parser import parse_type

@@ -151,3 +151,32 @@ def test_a_result_that_disappears_is_seen() -> None:
     after = parse_module("graph @main(%x: f32[2]) -> f32[2] {\n  %y = exp(%x)\n  return %y\n}\n")
     found = compare_modules(before, after)
     assert found.mismatch is not None and "1 results, before 2" in found.mismatch.message
+
+
+def test_a_wrong_nest_in_the_lowering_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """lower-to-linalg leaves other operations behind, so it has a sabotage of its own: x - y computed as y - x."""
+    cls = find_pass("lower-to-linalg")
+    right = cls.run
+
+    def wrong(self: object, module: Module, context: PassContext) -> bool:
+        right(self, module, context)  # type: ignore[arg-type]
+        op = first(module, "subf")
+        op.set_operands(list(reversed(op.operands)))
+        return True
+
+    monkeypatch.setattr(cls, "run", wrong)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    program = tmp_path / "p.graph"
+    program.write_text("graph @main(%x: f32[B, 4], %y: f32[B, 4]) -> f32[B, 4] {\n  %s = sub(%x, %y)\n  return %s\n}\n")
+    assert main([str(program), "--pipeline", "lower-to-linalg", "--verify-exec"]) == 3
+    err = capsys.readouterr().err
+    assert "graph-opt: pass 'lower-to-linalg' broke the numbers: result 's' changed" in err
+    assert "at %s = memref.to_tensor(" in err
+
+
+def test_a_buffer_written_otherwise_is_seen() -> None:
+    text = "graph @main(%A: memref<f32[4]>, %x: f32[4]) {{\n  linalg.generic(i < 4, %o = %A[i]) {{\n    %c = arith.constant({})"
+    text += " : f32\n    yield %c\n  }}\n  return\n}}\n"
+    found = compare_modules(parse_module(text.format("1.0")), parse_module(text.format("2.0")))
+    assert found.mismatch is not None and "%A after the call changed" in found.mismatch.message
+    assert compare_modules(parse_module(text.format("1.0")), parse_module(text.format("1.0"))).mismatch is None

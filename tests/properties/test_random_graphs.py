@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ir.core import Module, clone_module
+from ir.clone import clone_module
+from ir.core import Module
 from ir.diagnostics import GraphError
 from ir.inputs import choose_sizes
 from ir.opdef import REGISTRY

@@ -1,0 +1,89 @@
+"""Independent copies of operations, graphs and modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ir.core import Block, Graph, Module, Operation, Region, Trivia, Value
+
+
+def clone_operation(op: Operation, mapping: dict[Value, Value], rename: Callable[[str], str] = lambda n: n) -> Operation:
+    """A detached copy of ``op`` and its regions with operands replaced through ``mapping`` (extended with its results).
+
+    Values that ``mapping`` lacks are used as they are.  Comments are not copied.
+    """
+    regions = []
+    for region in op.regions:
+        blocks = []
+        for block in region.blocks:
+            copy = Block()
+            for argument in block.arguments:
+                value = Value(rename(argument.name), argument.type, copy, argument.index)
+                copy.arguments.append(value)
+                mapping[argument] = value
+            blocks.append((block, copy))
+        regions.append(blocks)
+    for blocks in regions:
+        for block, copy in blocks:
+            for inner in block:
+                copy.append(clone_operation(inner, mapping, rename))
+    clone = Operation(
+        op.definition,
+        [mapping.get(v, v) for v in op.operands],
+        op.attributes,
+        [Region([copy for _, copy in blocks]) for blocks in regions],
+        [r.type for r in op.results],
+        [rename(r.name) for r in op.results],
+        op.loc,
+    )
+    for old, new in zip(op.results, clone.results, strict=True):
+        mapping[old] = new
+    return clone
+
+
+def clone_graph(graph: Graph) -> Graph:
+    """An independent copy of a graph, comments included."""
+    copy = Graph(graph.name, bare=graph.bare, loc=graph.loc)
+    mapping: dict[Value, Value] = {}
+    operations: dict[Operation, Operation] = {}
+    for parameter in graph.parameters:
+        new = copy.add_parameter(parameter.name, parameter.type, inout=parameter.inout, loc=parameter.loc)
+        new.trivia = parameter.trivia
+        mapping[parameter] = new
+    for op in graph.block:
+        clone = copy.block.append(clone_operation(op, mapping))
+        for old_op, new_op in zip(op.walk(), clone.walk(), strict=True):
+            new_op.trivia = _copy_trivia(old_op.trivia)
+            for old_region, new_region in zip(old_op.regions, new_op.regions, strict=True):
+                for old_block, new_block in zip(old_region.blocks, new_region.blocks, strict=True):
+                    new_block.comments = old_block.comments
+        operations[op] = clone
+        for old, fresh in zip(op.results, clone.results, strict=True):
+            fresh.auto_named = old.auto_named
+    for parameter, new in zip(graph.parameters, copy.parameters, strict=True):
+        new.anchor = operations.get(parameter.anchor) if parameter.anchor is not None else None
+    copy.block.comments = graph.block.comments
+    copy.result_names = list(graph.result_names)
+    copy.result_types = list(graph.result_types)
+    copy.names_results = graph.names_results
+    copy.constraints = graph.constraints
+    copy.trivia = _copy_trivia(graph.trivia)
+    return copy
+
+
+def _copy_trivia(trivia: Trivia | None) -> Trivia | None:
+    if trivia is None:
+        return None
+    return Trivia(trivia.blank_before, trivia.detached, trivia.leading, trivia.trailing)
+
+
+def clone_module(module: Module) -> Module:
+    """An independent copy of a module (files are shared, they don't change)."""
+    copy = Module(module.source)
+    for graph in module.graphs.values():
+        copy.add(clone_graph(graph))
+    copy.files = dict(module.files)
+    copy.version_line = module.version_line
+    copy.comments = module.comments
+    copy.version_trivia = module.version_trivia
+    return copy
