@@ -91,7 +91,8 @@ class _PipelineParser:
             return parse_pipeline(self.presets[name], {k: v for k, v in self.presets.items() if k != name})
         if name not in pass_files():
             hint = did_you_mean(name, [*pass_files(), *self.presets])
-            raise self._error(f"there is no pass '{name[:80]}'", start, hint or f"graph-opt list passes shows all; presets: {', '.join(self.presets)}")
+            shown = f"graph-opt list passes shows all; presets: {', '.join(self.presets)}"
+            raise self._error(f"there is no pass '{name[:80]}'", start, hint or shown)
         cls = find_pass(name)
         options = self._options(cls, name) if self.text[self.position : self.position + 1] == "{" else {}
         try:
