@@ -9,9 +9,21 @@ import numpy as np
 
 from ir.core import Operation
 from ir.dims import Dim, symbols_of
-from ir.layout import AccessArg, evaluate_expr
+from ir.layout import LAYOUT, AccessArg, LoopDim, evaluate_expr, layout_of
 from ir.opdef import ExecutionError, TypeProblem
 from ir.types import MemRefType, ScalarType, Type, UnknownType, index, is_known, type_symbols
+
+
+def surrounding_dims(op: Operation) -> list[str]:
+    """The loop dimensions of the nests that the operation stands in, outermost last."""
+    found: list[str] = []
+    block = op.block
+    while block is not None and block.parent is not None and block.parent.parent is not None:
+        outer = block.parent.parent
+        if LAYOUT in outer.attributes:
+            found += [a.name for a in layout_of(outer) if isinstance(a, LoopDim)]
+        block = outer.block
+    return found
 
 
 def check_expressions(op: Operation, operand_types: Sequence[Type], expressions: Iterable[Dim], dims: Iterable[str] = ()) -> None:
@@ -19,7 +31,7 @@ def check_expressions(op: Operation, operand_types: Sequence[Type], expressions:
     is no ``index``."""
     graph = op.graph
     parameters = [p.type for p in graph.parameters] if graph is not None else []
-    known = {*dims, *(n for t in parameters for n in type_symbols(t))}
+    known = {*dims, *surrounding_dims(op), *(n for t in parameters for n in type_symbols(t))}
     complete = graph is not None and all(map(is_known, parameters))
     for expression in expressions:
         for name in symbols_of(expression):

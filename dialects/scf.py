@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from dialects._access import check_expressions, number
 from ir.core import Operation
 from ir.layout import BindArg, OperandArg, RangeArg, layout_of
-from ir.opdef import ExecutionError, RegionOpDef, TypeProblem, register
+from ir.opdef import AttributeSpec, ExecutionError, RegionOpDef, TypeProblem, register
 from ir.types import ScalarType, Type, UnknownType, boolean, index, merge_types
+
+
+_TAG = AttributeSpec("tag", str, "", required=False, positional=False)
+_MAPPING = AttributeSpec("mapping", Literal["none", "threads"], "none", required=False, positional=False)
 
 
 def _rounds(bounds: RangeArg, operands: Sequence[Any], environment: Any) -> range:
@@ -34,7 +38,8 @@ class For(RegionOpDef):
 
     ``scf.for(%i = a to b step c, %acc = %init)`` runs its region for i = a, a + c, ... while i < b (c > 0).  The region
     gets i, of type ``index``, and the carried values; what it yields are the carried values of the next round, and
-    after the last round the results.  A loop that runs no round gives its initial values.
+    after the last round the results.  A loop that runs no round gives its initial values.  ``tag`` is a name by which
+    passes address the loop; it means nothing.
 
     Raises an error for a step that is not positive.
 
@@ -64,7 +69,7 @@ class For(RegionOpDef):
     """
 
     def __init__(self) -> None:
-        super().__init__("for", "scf", result_count=None, exact=True)
+        super().__init__("for", "scf", [_TAG], result_count=None, exact=True)
 
     def verify(self, op: Operation) -> None:
         """One range first, then bindings of plain values, and one region."""
@@ -122,7 +127,8 @@ class Parallel(RegionOpDef):
 
     ``scf.parallel(%i = a to b step c, %j = d to e)`` runs its region for all combinations of the numbers that the ranges
     run through (see ``scf.for``).  It carries nothing: its rounds have an effect by what they store, and none may read or
-    write what another one writes.
+    write what another one writes.  ``tag`` is a name by which passes address the loop; ``mapping="threads"`` says that
+    the threads that run the program share its rounds.
 
     Raises an error for a step that is not positive.
 
@@ -140,7 +146,7 @@ class Parallel(RegionOpDef):
     """
 
     def __init__(self) -> None:
-        super().__init__("parallel", "scf", result_count=0, exact=True)
+        super().__init__("parallel", "scf", [_TAG, _MAPPING], result_count=0, exact=True)
 
     def verify(self, op: Operation) -> None:
         """One range or more, and one region."""
