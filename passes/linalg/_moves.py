@@ -10,12 +10,11 @@ from dialects.arith.comparison import cmpi, select
 from dialects.arith.integers import subi
 from dialects.graph._shapes import normalize_axes, normalize_axis
 from dialects.memref import dim
-from ir.builder import current_builder
 from ir.core import Value
 from ir.dims import Dim, dim_max, dim_min
 from ir.types import ScalarType, i64, index
 from passes.linalg._elementwise import broadcast_access, convert
-from passes.linalg._nests import Access, Lowering, load, number, store, tensor_type
+from passes.linalg._nests import Access, Lowering, number, store, tensor_type
 
 
 def _attribute(low: Lowering, name: str) -> Any:
@@ -142,24 +141,21 @@ def filled(low: Lowering) -> list[Value]:
 
 
 def counted(low: Lowering) -> list[Value]:
-    """``iota``: loops, because a generic has no access to its indices."""
+    """``iota``."""
     result = tensor_type(low.op.result)
     axis = normalize_axis(_attribute(low, "axis"), result.rank)
     buffer = low.result_buffer()
+    loops = low.loops(result.shape)
 
-    def body(at: Sequence[Value]) -> None:
-        builder = current_builder()
-        assert builder is not None
-        place = at[axis]
+    def body(_: Value) -> Value:
+        place = low.index(loops[axis])
         if result.dtype.is_float:
-            value = sitofp(place, result_type=ScalarType(result.dtype))
-        elif result.dtype == index:
-            value = place
-        else:
-            value = convert(index_cast(place, result_type=ScalarType(i64)), result.dtype)
-        store(builder, value, buffer, at)
+            return sitofp(place, result_type=ScalarType(result.dtype))  # type: ignore[no-any-return]
+        if result.dtype == index:
+            return place
+        return convert(index_cast(place, result_type=ScalarType(i64)), result.dtype)
 
-    low.parallel(result.shape, body)
+    low.generic(loops, [], Access(buffer, tuple(n.name for n in loops)), body)
     return [buffer]
 
 
@@ -183,14 +179,13 @@ def triangle(low: Lowering) -> list[Value]:
     diagonal = _attribute(low, "diagonal")
     source = low.operand("x")
     buffer = low.result_buffer()
+    loops = low.loops(result.shape)
+    names = tuple(n.name for n in loops)
 
-    def body(at: Sequence[Value]) -> None:
-        builder = current_builder()
-        assert builder is not None
-        distance = subi(at[-1], at[-2])
+    def body(x: Value, _: Value) -> Value:
+        distance = subi(low.index(loops[-1]), low.index(loops[-2]))
         kept = cmpi(distance, number(min(max(diagonal, -(2**62)), 2**62), index), predicate=predicate)
-        value = select(kept, load(builder, source, at), number(0, result.dtype))
-        store(builder, value, buffer, at)
+        return select(kept, x, number(0, result.dtype))  # type: ignore[no-any-return]
 
-    low.parallel(result.shape, body)
+    low.generic(loops, [Access(source, names)], Access(buffer, names), body)
     return [buffer]

@@ -12,12 +12,12 @@ from dialects.arith.cast import extf, truncf
 from dialects.arith.constant import constant
 from dialects.memref import from_tensor, reshape, to_tensor
 from ir.attributes import Dense
-from ir.builder import Builder
+from ir.builder import Builder, current_builder
 from ir.builtin import yield_
 from ir.core import DROPPED, Block, Graph, Operation, Region, Value
 from ir.dims import Dim, DimExpr, symbol
 from ir.evaluate import round_to
-from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, LoopDim, OperandArg, RangeArg, operand_symbol
+from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, LoopDim, OperandArg, operand_symbol
 from ir.opdef import REGISTRY
 from ir.types import DType, MemRefType, ScalarType, TensorType, bf16, f16, f32, index, type_symbols
 
@@ -162,17 +162,41 @@ class Lowering:
     def generic(self, loops: Sequence[Loop], reads: Sequence[Access], write: Access, body: Callable[..., Value]) -> None:
         """A ``linalg.generic``.  ``body`` gets the scalars that are read, then the one that is overwritten."""
         accesses = [*reads, write]
-        layout: list[Any] = [LoopDim(str(n.name), n.bound, n.reduce) for n in loops]
-        layout += [BindArg(AccessArg(p, tuple(map(IndexExpr, a.indices)))) for p, a in enumerate(accesses)]
-        region = Region()
-        for place, access in enumerate(accesses):
-            assert isinstance(access.buffer.type, MemRefType)
-            suffix = "o" if access is write else "abcdefgh"[place]
-            region.block.add_argument(f"{self.origin}.{suffix}", ScalarType(access.buffer.type.dtype))
+        suffixes = [*"abcdefgh"[: len(reads)], "o"]
+        region = self._region(accesses, suffixes, ())
         with Builder(region.block, origin=self.origin, loc=self.op.loc) as builder:
             builder.create(yield_, [body(*region.block.arguments)])
-        buffers = [a.buffer for a in accesses]
-        self.builder.create(REGISTRY["linalg.generic"], buffers, {LAYOUT: tuple(layout)}, regions=[region], result_types=())
+        layout = [LoopDim(str(n.name), n.bound, n.reduce) for n in loops] + _bindings(accesses)
+        self.builder.create(REGISTRY["linalg.generic"], [a.buffer for a in accesses], {LAYOUT: tuple(layout)}, regions=[region], result_types=())
+
+    def reduce(self, loops: Sequence[Loop], reads: Sequence[Access], start: Value, step: Callable[..., Value]) -> Value:
+        """A ``linalg.reduce`` in the body of a nest.  ``step`` gets the scalars that are read, then what is accumulated."""
+        region = self._region(reads, "abcdefgh", [start])
+        with Builder(region.block, origin=self.origin, loc=self.op.loc) as inner:
+            inner.create(yield_, [step(*region.block.arguments)])
+        layout: list[Any] = [LoopDim(str(n.name), n.bound) for n in loops]
+        layout += [*_bindings(reads), BindArg(OperandArg(len(reads)))]
+        builder = current_builder()
+        assert builder is not None
+        operands = [*(a.buffer for a in reads), start]
+        attributes: Any = {LAYOUT: tuple(layout)}
+        return builder.create(REGISTRY["linalg.reduce"], operands, attributes, regions=[region], result_types=[start.type]).result
+
+    def _region(self, accesses: Sequence[Access], suffixes: Sequence[str], carried: Sequence[Value]) -> Region:
+        region = Region()
+        for suffix, access in zip(suffixes, accesses, strict=False):
+            assert isinstance(access.buffer.type, MemRefType)
+            region.block.add_argument(f"{self.origin}.{suffix}", ScalarType(access.buffer.type.dtype))
+        for value in carried:
+            region.block.add_argument(f"{self.origin}.acc", value.type)
+        return region
+
+    def index(self, loop: Loop) -> Value:
+        """The value of a loop dimension, in the body of its nest."""
+        builder = current_builder()
+        assert builder is not None
+        attributes: Any = {LAYOUT: (), "dim": str(loop.name)}
+        return builder.create(REGISTRY["linalg.index"], [], attributes, result_types=[ScalarType(index)]).result
 
     def fill(self, buffer: Value, value: float | int | bool) -> None:
         """A nest that stores a constant to every element."""
@@ -189,16 +213,9 @@ class Lowering:
         """A nest that moves elements."""
         self.generic(loops, [read], write, lambda a, _: a)
 
-    def parallel(self, shape: Sequence[Dim], body: Callable[[Sequence[Value]], None]) -> None:
-        """An ``scf.parallel`` over a shape; ``body`` builds inside it and gets the loop variables as scalars."""
-        region = Region()
-        for name in self.names(len(shape)):
-            region.block.add_argument(f"{self.origin}.{name}", ScalarType(index))
-        with Builder(region.block, origin=self.origin, loc=self.op.loc) as builder:
-            body(region.block.arguments)
-            builder.create(yield_, [])
-        layout: Any = tuple(RangeArg(0, d, 1) for d in shape)
-        self.builder.create(REGISTRY["scf.parallel"], [], {LAYOUT: layout}, regions=[region], result_types=())
+
+def _bindings(accesses: Sequence[Access]) -> list[Any]:
+    return [BindArg(AccessArg(p, tuple(map(IndexExpr, a.indices)))) for p, a in enumerate(accesses)]
 
 
 def _ancestor(op: Operation, value: Value) -> Operation:
@@ -208,15 +225,6 @@ def _ancestor(op: Operation, value: Value) -> Operation:
         assert op.block is not None and op.block.parent is not None and op.block.parent.parent is not None
         op = op.block.parent.parent
     return op
-
-
-def load(builder: Builder, buffer: Value, indices: Sequence[Value]) -> Value:
-    """One element at loop variables."""
-    assert isinstance(buffer.type, MemRefType)
-    access = AccessArg(0, tuple(IndexExpr(operand_symbol(1 + i)) for i in range(len(indices))))
-    attributes: Any = {LAYOUT: (access,)}
-    type_ = ScalarType(buffer.type.dtype)
-    return builder.create(REGISTRY["memref.load"], [buffer, *indices], attributes, result_types=[type_]).result
 
 
 def store(builder: Builder, value: Value, buffer: Value, indices: Sequence[Value]) -> None:

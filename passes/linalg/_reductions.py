@@ -1,6 +1,6 @@
-"""Nests of matrix products and reductions: a nest that stores the start, and one that goes on from what is stored.
+"""Nests of matrix products and reductions: over the result, with a reduction inside.
 
-f16 and bf16 are summed in a buffer of f32, which a last nest rounds.
+f16 and bf16 are summed in f32 and rounded once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dialects.math import fma
 from dialects.memref import dim
 from ir.core import Operation, Value
 from ir.dims import Dim
-from ir.types import MemRefType, ScalarType, i64, index
+from ir.types import DType, MemRefType, ScalarType, i64, index
 from passes.linalg._elementwise import broadcast_access
 from passes.linalg._nests import Access, Loop, Lowering, narrow, number, tensor_type, wide_dtype, widen
 
@@ -54,28 +54,13 @@ def matmul(low: Lowering) -> list[Value]:
             return fma(widen(x), widen(y), total)  # type: ignore[no-any-return]
         return addi(total, muli(x, y))  # type: ignore[no-any-return]
 
-    def sums(buffer: Value) -> None:
-        low.fill(buffer, 0)
-        low.generic([*loops, Loop(k, inner, reduce=True)], [left, right], Access(buffer, names), step)
+    def body(_: Value) -> Value:
+        zero = number(0, wide_dtype(result.dtype))
+        return narrow(low.reduce([Loop(k, inner)], [left, right], zero, step), result.dtype)
 
-    return [_accumulated(low, sums, lambda x: x)]
-
-
-def _accumulated(low: Lowering, build: Callable[[Value], None], finish: Callable[[Value], Value], plain: bool = True) -> Value:
-    """The result of ``build``, which works in a wide buffer, after ``finish``; ``plain`` says that that does nothing."""
-    result = tensor_type(low.op.result)
-    wide = wide_dtype(result.dtype)
-    if plain and wide == result.dtype:
-        buffer = low.result_buffer()
-        build(buffer)
-        return buffer
-    sums = low.alloc(wide, result.shape, f"{low.origin}.wide")
-    build(sums)
     buffer = low.result_buffer()
-    loops = low.loops(result.shape)
-    names: tuple[Dim, ...] = tuple(n.name for n in loops)
-    low.generic(loops, [Access(sums, names)], Access(buffer, names), lambda a, _: narrow(finish(a), result.dtype))
-    return buffer
+    low.generic(loops, [], Access(buffer, names), body)
+    return [buffer]
 
 
 # -- reductions --------------------------------------------------------------------------------------------------------
@@ -86,55 +71,66 @@ def _reduced_axes(op: Operation) -> tuple[int, ...]:
     return normalize_axes(axes, tensor_type(op.operands[0]).rank)
 
 
-def _nest(low: Lowering, buffer: Value, start: float | int | bool, step: Callable[[Value, Value], Value]) -> None:
-    """``start`` in every element, then ``step`` with every element of the operand."""
+def _nest(
+    low: Lowering,
+    start: float | int | bool,
+    step: Callable[[Value, Value], Value],
+    finish: Callable[[Value], Value] = lambda x: x,
+) -> list[Value]:
+    """For every element of the result: ``start``, then ``step`` with every element of the operand, then ``finish``.
+
+    Both work in the type that is computed in; the result is rounded once.
+    """
     op = low.op
-    x = tensor_type(op.operands[0])
+    x, result = tensor_type(op.operands[0]), tensor_type(op.result)
     axes = _reduced_axes(op)
     names = low.names(x.rank)
     kept = [Loop(names[i], d) for i, d in enumerate(x.shape) if i not in axes]
-    reduced = [Loop(names[i], x.shape[i], reduce=True) for i in axes]
+    reduced = [Loop(names[i], x.shape[i]) for i in axes]
+    target: Sequence[Dim] = [n.name for n in kept]
     if op.attribute("keepdims"):
-        target: Sequence[Dim] = [0 if i in axes else n for i, n in enumerate(names)]
-    else:
-        target = [n.name for n in kept]
-    low.fill(buffer, start)
-    low.generic([*kept, *reduced], [Access(low.operand("x"), tuple(names))], Access(buffer, tuple(target)), lambda a, o: step(o, a))
+        target = [0 if i in axes else n for i, n in enumerate(names)]
+    source, buffer = low.operand("x"), low.result_buffer()
+    read = Access(source, tuple(names))
+
+    def body(_: Value) -> Value:
+        wide = number(start, wide_dtype(result.dtype))
+        total = low.reduce(reduced, [read], wide, lambda a, o: step(o, widen(a)))
+        return narrow(finish(total), result.dtype)
+
+    low.generic(kept, [], Access(buffer, tuple(target)), body)
+    return [buffer]
 
 
 def summed(low: Lowering) -> list[Value]:
     """``sum``."""
-    add = addf if tensor_type(low.op.result).dtype.is_float else addi
-    return [_accumulated(low, lambda buffer: _nest(low, buffer, 0, lambda o, a: add(o, widen(a))), lambda x: x)]
+    return _nest(low, 0, addf if tensor_type(low.op.result).dtype.is_float else addi)
 
 
 def multiplied(low: Lowering) -> list[Value]:
     """``prod``."""
-    mul = mulf if tensor_type(low.op.result).dtype.is_float else muli
-    return [_accumulated(low, lambda buffer: _nest(low, buffer, 1, lambda o, a: mul(o, widen(a))), lambda x: x)]
+    return _nest(low, 1, mulf if tensor_type(low.op.result).dtype.is_float else muli)
 
 
 def averaged(low: Lowering) -> list[Value]:
-    """``mean``: a sum, and a nest that divides."""
+    """``mean``: a sum that is divided."""
     wide = wide_dtype(tensor_type(low.op.result).dtype)
-    count = _count(low, low.operand("x"), _reduced_axes(low.op))
-
-    def finish(total: Value) -> Value:
-        return divf(total, sitofp(count, result_type=ScalarType(wide)))  # type: ignore[no-any-return]
-
-    return [_accumulated(low, lambda buffer: _nest(low, buffer, 0, lambda o, a: addf(o, widen(a))), finish, plain=False)]
+    count = _count(low, low.operand("x"), _reduced_axes(low.op), wide)
+    return _nest(low, 0, addf, lambda total: divf(total, count))
 
 
-def _count(low: Lowering, buffer: Value, axes: Sequence[int]) -> Value:
-    """How many elements there are along some axes, as i64, in front of the nests."""
+def _count(low: Lowering, buffer: Value, axes: Sequence[int], dtype: DType) -> Value:
+    """How many elements there are along some axes, as a float, in front of the nests."""
     assert isinstance(buffer.type, MemRefType)
     shape = buffer.type.shape
     fixed = math.prod(d for a in axes if isinstance(d := shape[a], int))
     with low.builder:
         sizes = [index_cast(dim(buffer, axis=a), result_type=ScalarType(i64)) for a in axes if not isinstance(shape[a], int)]
-        if fixed != 1 or not sizes:
+        if not sizes:
+            return number(fixed, dtype)
+        if fixed != 1:
             sizes.append(number(fixed, i64))
-        return functools.reduce(muli, sizes)  # type: ignore[no-any-return, arg-type]
+        return sitofp(functools.reduce(muli, sizes), result_type=ScalarType(dtype))  # type: ignore[no-any-return]
 
 
 def extreme(low: Lowering) -> list[Value]:
@@ -151,17 +147,13 @@ def extreme(low: Lowering) -> list[Value]:
     if initial is not None:
         assert isinstance(initial, (int, float))
         start = initial
-    buffer = low.result_buffer()
-    _nest(low, buffer, start, lambda o, a: narrow(choose(widen(o), widen(a)), dtype))
-    return [buffer]
+    return _nest(low, start, choose)
 
 
 def truth(low: Lowering) -> list[Value]:
     """``any`` and ``all``."""
     every = low.op.definition.name == "all"
-    buffer = low.result_buffer()
-    _nest(low, buffer, every, lambda o, a: (andi if every else ori)(o, a))
-    return [buffer]
+    return _nest(low, every, andi if every else ori)
 
 
 def can_reduce(op: Operation) -> bool:

@@ -38,7 +38,7 @@ _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
     "triu": _moves.triangle,
 }
 
-_STORED = ("graph.constant", "graph.weight")
+_STORED = ("graph.constant", "graph.weight", "graph.initial")
 """Tensors that are there before the program runs; they are read where they are."""
 
 
