@@ -14,6 +14,7 @@ from ir.clone import clone_module
 from ir.core import Graph, Module
 from ir.diagnostics import Diagnostic, Diagnostics, GraphError, NamedLocation, did_you_mean
 from ir.parser import check_text, decode_text, parse_module
+from ir.references import all_references, reachable_graphs
 from ir.verifier import verify_module
 from passes.infra.manager import PassManager
 from passes.pipelines import load_pipeline
@@ -68,7 +69,7 @@ def _near_file(name: str) -> str | None:
 
 
 def find_graph(module: Module, name: str | None) -> Graph:
-    """The graph called ``name``; for None ``@main``, the only graph, or the only one that no other calls.
+    """The graph called ``name``; for None ``@main``, the only graph, or the only one that no other mentions.
 
     Raises :class:`GraphError` when there is none.
     """
@@ -79,8 +80,8 @@ def find_graph(module: Module, name: str | None) -> Graph:
         return module.graphs[wanted]
     if "main" in module.graphs:
         return module.graphs["main"]
-    called = {op.attributes["callee"].name for op in module.walk() if op.definition.full_name == "graph.call"}  # type: ignore[union-attr]
-    entries = [g for n, g in module.graphs.items() if n not in called]
+    referenced = all_references(module)
+    entries = [g for n, g in module.graphs.items() if n not in referenced]
     if len(entries) == 1:
         return entries[0]
     if not module.graphs:
@@ -89,14 +90,8 @@ def find_graph(module: Module, name: str | None) -> Graph:
 
 
 def keep_reachable(module: Module, entry: Graph) -> None:
-    """Removes the graphs that a run of ``entry`` does not call, callers of it among them: nothing calls it then."""
-    needed: dict[str, None] = {}
-    names = [entry.name]
-    while names:
-        name = names.pop()
-        if name in module.graphs and name not in needed:
-            needed[name] = None
-            names += [op.attributes["callee"].name for op in module.graphs[name].walk() if op.definition.full_name == "graph.call"]  # type: ignore[union-attr]
+    """Removes the graphs that ``entry`` neither calls nor has run at load time, callers of it among them: nothing calls it then."""
+    needed = reachable_graphs(module, [entry.name])
     for name in [n for n in module.graphs if n not in needed]:
         del module.graphs[name]
 

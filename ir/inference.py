@@ -11,7 +11,8 @@ from ir.diagnostics import Diagnostics, did_you_mean
 from ir.dims import Dim, DimensionTooLarge, DimExpr, compatible, substitute, symbols_of
 from ir.locate import attribute_location, symbol_location, use_location
 from ir.opdef import RegionOpDef, TypeProblem, operand_use_for
-from ir.types import UNKNOWN, TensorType, Type, is_known, merge_types, substitute_type, type_symbols
+from ir.references import INITIAL, first_effect
+from ir.types import UNKNOWN, TensorType, Type, UnknownType, is_known, merge_types, substitute_type, type_symbols
 
 if TYPE_CHECKING:
     from ir.weights import WeightSource
@@ -104,6 +105,8 @@ class Inference:
             return self._infer_call(op, operand_types)
         if definition.full_name == "graph.weight":
             return self._infer_weight(op)
+        if definition.full_name == INITIAL:
+            return self._infer_initial(op)
         definition.verify(op)
         return definition.infer(operand_types, definition.operand_names(op), op.attributes, [r.type for r in op.results])
 
@@ -132,17 +135,42 @@ class Inference:
         dtype, shape = source.info(name)
         return (TensorType(dtype, tuple(shape)),)
 
-    def _infer_call(self, op: Operation, operand_types: list[Type]) -> tuple[Type, ...] | None:
-        reference = op.attributes["callee"]
+    def _referenced(self, op: Operation, attribute: str, doing: str) -> Graph | None:
+        """The graph that an attribute names, if it is defined and does not depend on the one that is being inferred."""
+        reference = op.attributes[attribute]
         assert isinstance(reference, GraphRef)
-        callee = self.module.graphs.get(reference.name)
-        if callee is None:
+        found = self.module.graphs.get(reference.name)
+        if found is None:
             if self._after_errors:
                 return None
             raise TypeProblem(f"graph @{reference.name} is not defined", hint=did_you_mean(reference.name, self.module.graphs))
-        if callee.name in self._active:
-            cycle = " -> ".join(f"@{n}" for n in [*self._active[self._active.index(callee.name) :], callee.name])
-            raise TypeProblem(f"graphs can't call themselves: {cycle}")
+        if found.name in self._active:
+            cycle = " -> ".join(f"@{n}" for n in [*self._active[self._active.index(found.name) :], found.name])
+            raise TypeProblem(f"graphs can't {doing} themselves: {cycle}")
+        return found
+
+    def _infer_initial(self, op: Operation) -> tuple[Type, ...] | None:
+        source, number = self._referenced(op, "source", "depend on"), op.attributes["result"]
+        if source is None:
+            return None
+        assert isinstance(number, int)
+        results = self.graph(source)
+        if source.parameters:
+            raise TypeProblem(f"graph @{source.name} has parameters, but nothing is known of them when the program is loaded")
+        effect = first_effect(self.module, source)
+        if effect is not None:
+            raise TypeProblem(f"graph @{source.name} has an effect ('{effect.definition.text_name}'), but it is run only when the program is loaded")
+        if not 0 <= number < len(results):
+            count = f"{len(results)} result{'s' * (len(results) != 1)}"
+            raise TypeProblem(f"graph @{source.name} has {count}, counted from 0; there is no result {number}", attribute="result")
+        if not isinstance(results[number], (TensorType, UnknownType)):
+            raise TypeProblem(f"result {number} of graph @{source.name} is {results[number]}, not a tensor", attribute="result")
+        return (results[number],)
+
+    def _infer_call(self, op: Operation, operand_types: list[Type]) -> tuple[Type, ...] | None:
+        callee = self._referenced(op, "callee", "call")
+        if callee is None:
+            return None
         parameters = callee.parameters
         if len(parameters) != len(operand_types):
             raise TypeProblem(f"graph @{callee.name} takes {len(parameters)} operand{'s' * (len(parameters) != 1)}, found {len(operand_types)}")

@@ -19,6 +19,7 @@ from ir.dims import DimExpr, product, substitute
 from ir.inference import Inference
 from ir.locate import attribute_location, use_location
 from ir.opdef import ExecutionError, RegionOpDef, TypeProblem, operand_use_for
+from ir.references import INITIAL
 from ir.signature import array_type, bind_shapes, check_count, check_updatable
 from ir.types import DType, MemRefType, ScalarType, TensorType, Type, VectorType, merge_types, substitute_type
 from ir.updates import final_versions
@@ -77,6 +78,7 @@ class Interpreter:
         self.quiet = quiet
         self.reverse_parallel = reverse_parallel
         self._weights: dict[tuple[str, str], NDArray[Any]] = {}
+        self._initials: dict[Graph, list[tuple[NDArray[Any], DType]]] = {}
         self._depth = 0
         self._largest: dict[Graph, dict[TensorType, Value]] = {}
         # scalars and rank-0 tensors look alike in numpy, so programs of the lower levels need their types
@@ -106,11 +108,7 @@ class Interpreter:
         final = final_versions(graph, self.module) if any(p.inout for p in graph.parameters) else {}
         check_updatable(graph, arrays)
         self._count_uses(graph, environment, list(final.values()))
-        self._depth += 1
-        try:
-            self.run_block(graph.block, environment)
-        finally:
-            self._depth -= 1
+        self._run_inner(graph, environment)
         results = [environment.arrays[v] for v in graph.results]
         # a result never shares memory with an input, a weight, a constant or another result
         results = [np.array(r, order="C") for r in results]
@@ -190,6 +188,8 @@ class Interpreter:
         if definition.full_name == "graph.weight":
             array = self._weight(op)
             return (array,), (self._weight_dtype(op),)
+        if definition.full_name == INITIAL:
+            return self._initial(op)
         if definition.full_name == "graph.print" and self.quiet:
             return (), ()
         if definition.full_name == "graph.call":
@@ -271,6 +271,26 @@ class Interpreter:
             self._weights[key] = source.read(name)
         return self._weights[key]
 
+    def _initial(self, op: Operation) -> tuple[Sequence[Any], Sequence[DType]]:
+        reference, number = op.attributes["source"], op.attributes["result"]
+        assert isinstance(reference, GraphRef) and isinstance(number, int)
+        source = self.module.graphs[reference.name]
+        if source not in self._initials:
+            self.check_sizes(source, {})
+            inner = Environment({})
+            self._count_uses(source, inner, [])
+            self._run_inner(source, inner)
+            self._initials[source] = [(_read_only(inner.arrays[v]), inner.dtypes[v]) for v in source.results]
+        array, dtype = self._initials[source][number]
+        return (array,), (dtype,)
+
+    def _run_inner(self, graph: Graph, environment: Environment) -> None:
+        self._depth += 1
+        try:
+            self.run_block(graph.block, environment)
+        finally:
+            self._depth -= 1
+
     def _call(self, op: Operation, operands: Sequence[NDArray[Any]], environment: Environment) -> tuple[Sequence[Any], Sequence[DType]]:
         reference = op.attributes["callee"]
         assert isinstance(reference, GraphRef)
@@ -278,11 +298,7 @@ class Interpreter:
         inner = self._call_environment(callee, op, operands, environment)
         final = final_versions(callee, self.module)
         self._count_uses(callee, inner, list(final.values()))
-        self._depth += 1
-        try:
-            self.run_block(callee.block, inner)
-        finally:
-            self._depth -= 1
+        self._run_inner(callee, inner)
         values = [*callee.results, *(final[p] for p in callee.parameters if p.inout)]
         return [inner.arrays[v] for v in values], [inner.dtypes[v] for v in values]
 
@@ -294,6 +310,12 @@ class Interpreter:
             inner.arrays[parameter] = array
             inner.dtypes[parameter] = dtype
         return inner
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = np.asarray(array).view()
+    view.setflags(write=False)
+    return view
 
 
 def _mentions_symbols(value: Attribute) -> bool:

@@ -1,4 +1,4 @@
-"""Values that need no operand: constants, filled and counting tensors, weights; and the size of a dimension."""
+"""Values that need no operand: constants, filled and counting tensors, weights, load-time results; and the size of a dimension."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from dialects.graph._shapes import normalize_axis
-from ir.attributes import Dense, FileRef
+from ir.attributes import Dense, FileRef, GraphRef
 from ir.dims import Dim, UnknownDim
 from ir.evaluate import round_to
 from ir.opdef import ExecutionError, Shape, Tensor, TypeProblem, op
@@ -22,6 +22,10 @@ def _constant(value: Dense) -> TensorType:
 
 def _weight(file: FileRef, name: str) -> UnknownType:
     return UNKNOWN  # only the declaration in the program says it
+
+
+def _initial(source: GraphRef, result: int) -> UnknownType:
+    return UNKNOWN  # the type inference of the module knows the graph
 
 
 def _check_shape(shape: tuple[Dim, ...]) -> None:
@@ -178,6 +182,34 @@ def weight(file: FileRef, name: str) -> Tensor:
         }
     """
     raise ExecutionError(f'weight: "{name}" of file @{file.name} has not been read')
+
+
+@op(infer=_initial, exact_bits=True)
+def initial(source: GraphRef, *, result: int) -> Tensor:
+    """A result of a graph that runs once, when the program is loaded.
+
+    ``source`` is a graph of the module that has no parameters and no effects, and does not depend on itself; ``result``
+    is the number of one of its results, counted from 0.  What depends on weights and constants alone is computed there,
+    once, however often the program runs: weights in another layout, padded, scaled.  The pass ``hoist-to-init`` moves
+    such operations.
+
+    Example::
+
+        file @w = "model.safetensors"
+
+        graph @prepared() -> (turned: f32[8, 4]) {
+          %a = weight(@w, "linear") : f32[4, 8]
+          %turned = transpose(%a, perm=[1, 0]) : f32[8, 4]
+          return %turned
+        }
+
+        graph @example(%x: f32[B, 8]) -> f32[B, 4] {
+          %t = initial(@prepared, result=0) : f32[8, 4]
+          %y = matmul(%x, %t) : f32[B, 4]
+          return %y
+        }
+    """
+    raise ExecutionError(f"initial: @{source.name} has not been run")
 
 
 @op(infer=_dim, exact_bits=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dialects.graph.constant import constant, dim, full, iota, weight
+from dialects.graph.constant import constant, dim, full, initial, iota, weight
 from dialects.graph.shape import expand, flatten, reshape, squeeze, transpose, unsqueeze
 from ir.attributes import Attribute, Dense, FileRef
 from ir.core import Module, Operation, Value
@@ -82,7 +82,7 @@ class ConstantFold(Pass):
 
 
 def _can_fold(definition: OpDef) -> bool:
-    return definition.pure and definition.body is not None and not isinstance(definition, RegionOpDef) and definition not in _SOURCES
+    return definition.pure and definition.body is not None and not isinstance(definition, RegionOpDef) and definition not in (*_SOURCES, initial)
 
 
 def _mentions_symbols(value: Attribute) -> bool:

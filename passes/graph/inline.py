@@ -12,6 +12,7 @@ from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim, UnknownDim
 from ir.inference import unify_call
 from ir.printer import format_constraint
+from ir.references import reachable_graphs
 from ir.rewriter import replace_op
 from ir.signature import constraint_holds
 from ir.substitute import substitute_constraint, substitute_operation
@@ -130,13 +131,7 @@ def _binds_all(callee: Graph, bindings: Mapping[str, Dim]) -> bool:
 
 def _remove(module: Module, called: Mapping[str, None]) -> int:
     """Removes graphs that were called and are not any more, directly or from graphs that stay."""
-    roots = [n for n in module.graphs if n not in called or n == "main"]
-    needed: dict[str, None] = {}
-    while roots:
-        name = roots.pop()
-        if name not in needed:
-            needed[name] = None
-            roots += [_callee(op, module).name for op in module.graphs[name].walk() if op.definition.full_name == "graph.call"]
+    needed = reachable_graphs(module, [n for n in module.graphs if n not in called or n == "main"])
     unneeded = [n for n in module.graphs if n not in needed]
     for name in unneeded:
         _keep_comments(module.graphs.pop(name), module)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dialects.graph.constant import constant, weight
+from dialects.graph.constant import constant, initial, weight
 from dialects.graph.effects import assert_
 from dialects.graph.indexing import flip, slice_, split
 from dialects.graph.shape import expand, flatten, reshape, squeeze, transpose, unsqueeze
@@ -20,7 +20,7 @@ from ir.types import TensorType
 from ir.updates import updated_operands
 from passes.infra.base import Pass, PassContext
 
-_KEPT = (constant, weight)
+_KEPT = (constant, weight, initial)
 """Their data is there before the program runs, wherever they stand."""
 _VIEWS = (reshape, flatten, squeeze, unsqueeze, transpose, expand, slice_, flip, split)
 """Their results may turn out to be the memory of the operand."""

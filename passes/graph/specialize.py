@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ir.attributes import GraphRef
 from ir.core import Graph, Module, Parameter
 from ir.diagnostics import Diagnostic, GraphError, did_you_mean
 from ir.dims import Dim, UnknownDim, compatible, merge, substitute
 from ir.inference import infer_module, plain_symbol
 from ir.literals import LiteralProblem
 from ir.parser import parse_type
+from ir.references import all_references
 from ir.signature import check_constraints, solve_dimension
 from ir.substitute import substitute_constraint, substitute_operation
 from ir.types import MemRefType, TensorType, Type, UnknownType, substitute_type, type_symbols
@@ -78,8 +78,8 @@ class Specialize(Pass):
             return module.graphs[name]
         if "main" in module.graphs:
             return module.graphs["main"]
-        called = {op.attributes["callee"] for op in module.walk() if op.definition.full_name == "graph.call"}
-        entries = [g for n, g in module.graphs.items() if GraphRef(n) not in called]
+        referenced = all_references(module)
+        entries = [g for n, g in module.graphs.items() if n not in referenced]
         if len(entries) != 1:
             raise GraphError(Diagnostic("specialize: which graph? there is no @main", hint='name it: specialize{graph="..."}'))
         return entries[0]

@@ -24,6 +24,7 @@ from ir.inference import Inference, unify_call
 from ir.inputs import CAUTION_LEVELS, GeneratedWeights, Kind, choose_sizes, generate_inputs
 from ir.interpreter import Interpreter
 from ir.printer import print_operation
+from ir.references import INITIAL, all_references
 from ir.types import DType, MemRefType, TensorType, is_known
 
 if TYPE_CHECKING:
@@ -95,9 +96,9 @@ def compare_modules(
 
 
 def entry_graphs(module: Module) -> list[str]:
-    """Graphs that no other graph calls."""
-    called = {op.attributes["callee"].name for op in module.walk() if op.definition.full_name == "graph.call"}  # type: ignore[union-attr]
-    return [n for n in module.graphs if n not in called]
+    """Graphs that no other graph calls or has run at load time."""
+    referenced = all_references(module)
+    return [n for n in module.graphs if n not in referenced]
 
 
 class _Remembered:
@@ -346,6 +347,8 @@ def estimate_cost(module: Module, name: str, sizes: Mapping[str, int]) -> float:
                 callee = module.graphs[op.attributes["callee"].name]  # type: ignore[union-attr]
                 inner = {n: substitute(d, bound) for n, d in unify_call(callee, operand_types).items()}
                 total += graph_cost(callee, inner)
+            elif op.definition.full_name == INITIAL:
+                total += graph_cost(module.graphs[op.attributes["source"].name], {})  # type: ignore[union-attr]
             elif op.definition.name in ("matmul", "linear") and operand_types and isinstance(operand_types[0], TensorType):
                 inner_dim = substitute(operand_types[0].shape[-1], bound) if operand_types[0].rank else 1
                 total += out * (inner_dim if isinstance(inner_dim, int) else 1)
