@@ -159,28 +159,36 @@ class Lowering:
             found += [symbol(n) for n in letters if n not in self._symbols]
         return found[:count]
 
-    def generic(self, loops: Sequence[Loop], reads: Sequence[Access], write: Access, body: Callable[..., Value]) -> None:
-        """A ``linalg.generic``.  ``body`` gets the scalars that are read, then the one that is overwritten."""
-        accesses = [*reads, write]
+    def generic(self, loops: Sequence[Loop], reads: Sequence[Access], write: Access | None, body: Callable[..., Value | None]) -> None:
+        """A ``linalg.generic``.  ``body`` gets the scalars that are read, then the one that is overwritten, if any."""
+        accesses = [*reads, *([write] if write is not None else [])]
         suffixes = [*"abcdefgh"[: len(reads)], "o"]
         region = self._region(accesses, suffixes, ())
         with Builder(region.block, origin=self.origin, loc=self.op.loc) as builder:
-            builder.create(yield_, [body(*region.block.arguments)])
+            found = body(*region.block.arguments)
+            builder.create(yield_, [found] if found is not None else [])
         layout = [LoopDim(str(n.name), n.bound, n.reduce) for n in loops] + _bindings(accesses)
         self.builder.create(REGISTRY["linalg.generic"], [a.buffer for a in accesses], {LAYOUT: tuple(layout)}, regions=[region], result_types=())
 
     def reduce(self, loops: Sequence[Loop], reads: Sequence[Access], start: Value, step: Callable[..., Value]) -> Value:
         """A ``linalg.reduce`` in the body of a nest.  ``step`` gets the scalars that are read, then what is accumulated."""
-        region = self._region(reads, "abcdefgh", [start])
+        return self.reduce_all(loops, reads, [start], lambda *scalars: [step(*scalars)])[0]
+
+    def reduce_all(
+        self, loops: Sequence[Loop], reads: Sequence[Access], starts: Sequence[Value], step: Callable[..., Sequence[Value]]
+    ) -> tuple[Value, ...]:
+        """:meth:`reduce` of several scalars at once."""
+        region = self._region(reads, "abcdefgh", starts)
         with Builder(region.block, origin=self.origin, loc=self.op.loc) as inner:
-            inner.create(yield_, [step(*region.block.arguments)])
+            inner.create(yield_, step(*region.block.arguments))
         layout: list[Any] = [LoopDim(str(n.name), n.bound) for n in loops]
-        layout += [*_bindings(reads), BindArg(OperandArg(len(reads)))]
+        layout += [*_bindings(reads), *(BindArg(OperandArg(len(reads) + i)) for i in range(len(starts)))]
         builder = current_builder()
         assert builder is not None
-        operands = [*(a.buffer for a in reads), start]
+        operands = [*(a.buffer for a in reads), *starts]
         attributes: Any = {LAYOUT: tuple(layout)}
-        return builder.create(REGISTRY["linalg.reduce"], operands, attributes, regions=[region], result_types=[start.type]).result
+        types = [s.type for s in starts]
+        return builder.create(REGISTRY["linalg.reduce"], operands, attributes, regions=[region], result_types=types).results
 
     def _region(self, accesses: Sequence[Access], suffixes: Sequence[str], carried: Sequence[Value]) -> Region:
         region = Region()
