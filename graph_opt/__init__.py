@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Executable", "GraphError", "compile", "load", "parse", "run"]
 
-_OWN_PACKAGES = ("ir", "dialects", "passes", "interop")
+_OWN_PACKAGES = ("ir", "dialects", "passes", "codegen", "interop")
 _HOMES = {
     "compile": "graph_opt.api",
     "load": "graph_opt.api",

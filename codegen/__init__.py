@@ -1,0 +1,1 @@
+"""Native code from programs of the last level."""

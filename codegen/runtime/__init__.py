@@ -1,0 +1,1 @@
+"""Calling native programs with arrays: arguments, workspaces, threads, errors."""

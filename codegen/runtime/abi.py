@@ -1,0 +1,79 @@
+"""What the emitter and the runtime agree on: the functions of a native graph and the memory that they share.
+
+For a graph called NAME the code has::
+
+    i32  @NAME(ptr args, ptr dims, ptr workspace, ptr state, i64 thread, i64 threads)   ; 0: done
+    i64  @NAME_workspace(ptr dims)              ; bytes of workspace, -1 when they are too many
+    void @NAME_shapes(ptr dims, ptr out)        ; dimensions of all results, one after the other
+
+``args`` holds a pointer for each parameter, then for each result, then for each stored tensor; ``dims`` the values of the
+named dimensions (i64).  Arrays are row-major without gaps and aligned to their element; the workspace and the stored
+tensors are aligned to :data:`ALIGNMENT`.  ``state`` is zero when a run begins.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ir.core import Operation
+
+ALIGNMENT = 64
+"""Alignment of the workspace, of the state and of stored tensors."""
+
+STATE_BYTES = 256
+STATE_FAILED = 0
+"""i32: the site that failed, plus one; 0 when none has."""
+STATE_VALUES = 8
+"""Two i64 that the message of the failed site mentions."""
+STATE_CALLBACK = 192
+"""The function that prints a tensor: ``i32 (i64 site, ptr data, ptr dims)``; 0 goes on."""
+
+MAIN = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+WORKSPACE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class Site(Protocol):
+    """A place in the code that can fail or call back: its operation, and the message with {0} and {1} for numbers."""
+
+    @property
+    def operation(self) -> Operation: ...
+
+    @property
+    def message(self) -> str: ...
+
+
+class NativeText(Protocol):
+    """What the emitter tells about a graph."""
+
+    @property
+    def function(self) -> str:
+        """NAME."""
+        ...
+
+    @property
+    def symbols(self) -> Sequence[str]:
+        """The named dimensions in the order of ``dims``."""
+        ...
+
+    @property
+    def sites(self) -> Sequence[Site]: ...
+
+
+class NativeCode(Protocol):
+    """Loaded machine code.  Its functions can be called as long as the object lives."""
+
+    def address(self, name: str) -> int:
+        """Where a function is."""
+        ...
+
+
+class Loader(Protocol):
+    """Makes machine code of LLVM IR text."""
+
+    def __call__(self, text: str) -> NativeCode: ...
+
+
+Arrays = Sequence[Any]

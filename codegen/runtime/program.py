@@ -1,0 +1,261 @@
+"""A native graph as a function from arrays to arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from codegen.runtime.abi import (
+    ALIGNMENT,
+    CALLBACK,
+    MAIN,
+    STATE_BYTES,
+    STATE_CALLBACK,
+    STATE_FAILED,
+    STATE_VALUES,
+    WORKSPACE,
+    NativeCode,
+    NativeText,
+)
+from codegen.runtime.arguments import is_plain, plain_copy, prepare, written_buffers
+from codegen.runtime.frames import Frame, Frames, aligned_bytes
+from ir.core import Graph, Operation, Value
+from ir.diagnostics import Diagnostic, GraphError
+from ir.dims import product
+from ir.interpreter import MEMORY_LIMIT
+from ir.signature import array_type, bind_shapes, check_count
+from ir.types import DType, MemRefType, TensorType, substitute_type
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from codegen.runtime.threads import Pool
+
+_KEPT_PLANS = 64
+_CHECKED_SIZE = 2**40
+"""The native function that adds up the workspace is asked only when no dimension is larger (it computes in 64 bits)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a run needs to know besides the arrays; it depends on their types only."""
+
+    dtypes: tuple[DType, ...]
+    dims: NDArray[Any]
+    dims_address: int
+    results: tuple[tuple[tuple[int, ...], Any], ...]
+    workspace: int
+
+
+class NativeProgram:
+    """Runs one graph that was compiled to machine code.
+
+    ``text`` is what the emitter tells about it, ``code`` the loaded machine code, ``stored`` the tensors that come
+    behind the results among its pointers.  ``threads`` is how many threads a run uses (0: as many as there are
+    processors for this process), those of ``pool``.
+
+    Safe to call from several threads at a time.  Results are new arrays that share memory with nothing.
+    ``poison`` fills the workspace with NaN before every run, so that a read of what was never written shows.
+    """
+
+    def __init__(
+        self,
+        text: NativeText,
+        code: NativeCode,
+        graph: Graph,
+        stored: Sequence[NDArray[Any]] = (),
+        *,
+        threads: int = 1,
+        pool: Callable[[], Pool] | None = None,
+        poison: bool = False,
+    ) -> None:
+        self.text = text
+        self.code = code
+        self.graph = graph
+        self.threads = threads
+        self.poison = poison
+        self.stored = [_aligned(a) for a in stored]
+        self.main_address = code.address(text.function)
+        self._main = MAIN(self.main_address)
+        self._workspace = WORKSPACE(code.address(f"{text.function}_workspace"))
+        self._pool = pool
+        self._result_types = [_result_type(v, t) for v, t in zip(graph.results, graph.result_types, strict=True)]
+        self._written = written_buffers(graph)
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._frames = Frames(len(graph.parameters) + len(self._result_types) + len(self.stored))
+        self._calls_back = any(s.operation.definition.full_name == "graph.print" for s in text.sites)
+
+    @property
+    def updates_arguments(self) -> bool:
+        """Whether a run may write into arrays of the caller."""
+        return bool(self._written) or any(p.inout for p in self.graph.parameters)
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether a run may call Python (to print)."""
+        return self._calls_back
+
+    def workspace_size(self) -> int:
+        """The largest workspace that the runs so far asked for, in bytes."""
+        return max((p.workspace for p in self._plans.values()), default=0)
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def run(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """The results for arrays in parameter order; arrays of ``inout`` parameters are updated in place.
+
+        Raises :class:`GraphError` when the arrays don't fit or an operation fails on their values, MemoryError when
+        there is not enough memory.
+        """
+        arrays = [np.asarray(a) for a in arrays]
+        key = tuple([(a.dtype, a.shape) for a in arrays])
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._make_plan(arrays)
+            if len(self._plans) >= _KEPT_PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        ready = prepare(self.graph, arrays, plan.dtypes, self._written)
+        results = [np.empty(shape, dtype) for shape, dtype in plan.results]
+        frame = self._frames.take()
+        try:
+            frame.reserve(plan.workspace)
+            for position, array in enumerate((*ready.arrays, *results, *self.stored)):
+                frame.args[position] = array.ctypes.data
+            self._call(frame, plan)
+        finally:
+            self._frames.give_back(frame)
+        ready.write_back()
+        return results
+
+    def _call(self, frame: Frame, plan: _Plan) -> None:
+        ctypes.memset(frame.state_address, 0, STATE_BYTES)
+        if self.poison:
+            frame.workspace.fill(0xFF)
+        raised: list[BaseException] = []
+        if self._calls_back:
+            callback = self._callback(raised)  # lives until the run is over
+            ctypes.c_void_p.from_address(frame.state_address + STATE_CALLBACK).value = ctypes.cast(callback, ctypes.c_void_p).value
+        arguments = (frame.args_address, plan.dims_address, frame.workspace_address, frame.state_address)
+        if self.threads != 1 and self._pool is not None:
+            status = self._pool().run(self.main_address, *arguments, self.threads)
+        else:
+            status = self._main(*arguments, 0, 1)
+        if raised:
+            raise raised[0]
+        if status:
+            raise self._error(frame)
+
+    def _error(self, frame: Frame) -> GraphError:
+        site = ctypes.c_int32.from_address(frame.state_address + STATE_FAILED).value - 1
+        values = (ctypes.c_int64 * 2).from_address(frame.state_address + STATE_VALUES)
+        if not 0 <= site < len(self.text.sites):
+            return GraphError(Diagnostic(f"graph @{self.graph.name} failed", self.graph.loc))
+        found = self.text.sites[site]
+        message = found.message.replace("{0}", str(values[0])).replace("{1}", str(values[1]))
+        return GraphError(Diagnostic(_named(found.operation, message), found.operation.loc))
+
+    def _callback(self, raised: list[BaseException]) -> Any:
+        sites = self.text.sites
+
+        def print_tensor(site: int, data: int | None, dims: int | None) -> int:
+            try:
+                if not raised:
+                    _print(sites[site].operation, data, dims)
+            except BaseException as error:  # goes on in the caller of run, once native code has returned
+                raised.append(error)
+            return 1 if raised else 0
+
+        return CALLBACK(print_tensor)
+
+    # -- sizes ---------------------------------------------------------------------------------------------------------
+
+    def _make_plan(self, arrays: Sequence[NDArray[Any]]) -> _Plan:
+        graph = self.graph
+        check_count(graph, len(arrays))
+        types = [array_type(a, p) for a, p in zip(arrays, graph.parameters, strict=True)]
+        bindings = bind_shapes(graph, types)
+        check_sizes(graph, bindings)
+        results = []
+        for value, type_ in zip(graph.results, self._result_types, strict=True):
+            concrete = substitute_type(type_, bindings)
+            assert isinstance(concrete, TensorType)
+            if not all(isinstance(d, int) for d in concrete.shape):
+                raise GraphError(Diagnostic(f"%{value.name}: {concrete} has no size here", value.location))
+            shape = tuple(int(d) for d in concrete.shape)  # type: ignore[arg-type]
+            if any(d < 0 for d in shape):
+                raise GraphError(Diagnostic(f"%{value.name}: a dimension of {concrete} is negative", value.location))
+            results.append((shape, type_.dtype.numpy))
+        dims = np.array([bindings.get(s, 0) for s in self.text.symbols] or [0], np.int64)
+        address = int(dims.ctypes.data)
+        size = -1 if int(dims.max()) > _CHECKED_SIZE else int(self._workspace(address))
+        if not 0 <= size <= MEMORY_LIMIT:
+            needed = f"{size} bytes, the limit is {MEMORY_LIMIT}" if size > 0 else f"more than the limit of {MEMORY_LIMIT} bytes"
+            raise GraphError(Diagnostic(f"graph @{graph.name} needs a workspace of {needed}", graph.loc))
+        return _Plan(tuple(t.dtype for t in types), dims, address, tuple(results), size)
+
+
+def check_sizes(graph: Graph, bindings: dict[str, int]) -> None:
+    """Raises GraphError for a tensor or a buffer that needs more than MEMORY_LIMIT bytes, or has a negative dimension."""
+    for op in graph.block:
+        for result in op.results:
+            if isinstance(result.type, TensorType):
+                _check_bytes(result, substitute_type(result.type, bindings), f"%{result.name}: ")
+        if op.definition.full_name != "memref.alloc":
+            continue
+        type_ = substitute_type(op.results[0].type, bindings)
+        if isinstance(type_, MemRefType):
+            _check_bytes(op.results[0], type_, f"memref.alloc: %{op.results[0].name} needs")
+            if any(isinstance(d, int) and d < 0 for d in type_.shape):
+                raise GraphError(Diagnostic(f"memref.alloc: a dimension of {type_} is negative", op.loc))
+
+
+def _check_bytes(value: Value, type_: Any, lead: str) -> None:
+    size = product(type_.shape) * type_.dtype.itemsize
+    if isinstance(size, int) and size > MEMORY_LIMIT:
+        what = f"{lead}{type_} needs" if isinstance(type_, TensorType) else lead
+        raise GraphError(Diagnostic(f"{what} {size} bytes, the limit is {MEMORY_LIMIT}", value.location))
+
+
+def _result_type(value: Value, declared: Any) -> TensorType:
+    type_ = value.type if isinstance(value.type, TensorType) else declared
+    if not isinstance(type_, TensorType):
+        raise GraphError(Diagnostic(f"%{value.name} is {type_}: a result of native code is a tensor of known type", value.location))
+    return type_
+
+
+def _named(op: Operation, message: str) -> str:
+    name = op.definition.text_name
+    return message if message.startswith(f"{name}:") else f"{name}: {message}"
+
+
+def _aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself when native code can use it as a stored tensor, else a copy that it can."""
+    from ir.types import dtype_from_numpy
+
+    dtype = dtype_from_numpy(array.dtype)
+    assert dtype is not None, array.dtype
+    if array.ctypes.data % ALIGNMENT == 0 and is_plain(array, dtype):
+        return array
+    plain = plain_copy(array, dtype) if not is_plain(array, dtype) else array
+    copy = aligned_bytes(plain.nbytes).view(dtype.numpy).reshape(plain.shape)
+    copy[...] = plain
+    return copy
+
+
+def _print(op: Operation, data: int | None, dims: int | None) -> None:
+    """What the reference interpreter prints."""
+    type_ = op.operands[0].type
+    assert isinstance(type_, (TensorType, MemRefType))
+    rank = len(type_.shape)
+    shape = tuple((ctypes.c_int64 * rank).from_address(dims)) if rank and dims else ()
+    size = math.prod(shape) * type_.dtype.itemsize
+    memory = ctypes.string_at(data, size) if size and data else b""
+    array = np.frombuffer(memory, type_.dtype.numpy).reshape(shape)
+    op.definition.evaluate([array], op.definition.operand_names(op), op.attributes, (), [type_.dtype])
+
