@@ -50,12 +50,17 @@ def _check_pad(pad: Any, dtype: DType) -> None:
         raise TypeProblem(f"pad={pad} is no value of {dtype}", attribute="pad")
 
 
+def _runs_only(access: AccessArg) -> tuple[int, ...]:
+    """The sizes of the runs of an access; single indices are no dimensions."""
+    return tuple(i.size for i in access.indices if i.size is not None)
+
+
 class Load(RegionOpDef):
     """A block of a buffer as a vector.
 
     ``vector.load(%A[%i:+8, %k])`` reads 8 consecutive elements along the first dimension at one index of the second;
-    the result has one dimension per index, of size 1 where no run (``:+``) is written.  Indices are those of
-    ``memref.load``.
+    the result has one dimension per index, of size 1 where no run (``:+``) is written.  A declared result type may leave
+    out those without a run: ``vector.load(%A[%i, 0:+8]) : vector<f32[8]>``.  Indices are those of ``memref.load``.
 
     With ``valid=%n`` only the first n elements along the last dimension are read (none for n <= 0, all from the size of
     the run on), and the others are ``pad``, by default 0: remainders of loops need no code of their own.  What is not
@@ -104,28 +109,31 @@ class Load(RegionOpDef):
         if buffer is None:
             return (UNKNOWN,)
         _check_pad(op.attribute("pad"), buffer.dtype)
-        return (VectorType(buffer.dtype, block_shape(access)),)
+        short = VectorType(buffer.dtype, _runs_only(access))
+        return (short if short.shape and op.results[0].type == short else VectorType(buffer.dtype, block_shape(access)),)
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
         access = layout_of(op)[0]
         assert isinstance(access, AccessArg)
         buffer, valid = operands[access.position], _valid_count(op, operands)
         place = block(access, operands, environment.names, valid)
+        shape = interpreter.concrete_type(op.results[0], environment).shape
         if valid is None:
-            return (np.array(buffer[place]),)
+            return (np.array(buffer[place]).reshape(shape),)
         pad: Any = op.attribute("pad")
         dtype = environment.dtypes[op.operands[access.position]]
         filler = round_to(np.array(float(pad)), dtype) if dtype.is_float else np.array(pad, dtype.numpy)
         result = np.full(block_shape(access), filler, buffer.dtype)
         if place is not None:
             result[..., : place[-1].stop - place[-1].start] = buffer[place]
-        return (result,)
+        return (result.reshape(shape),)
 
 
 class Store(RegionOpDef):
     """Writes a vector to a block of a buffer.
 
-    ``vector.store(%v, %C[%i:+8, %j])``: the vector has one dimension per index, of the size of the run (``:+``) or 1.
+    ``vector.store(%v, %C[%i:+8, %j])``: the vector has one dimension per index, of the size of the run (``:+``) or 1; those
+    without a run may be left out.
 
     With ``valid=%n`` only the first n elements along the last dimension are written (none for n <= 0, all from the size
     of the run on); the others may be outside the buffer.
@@ -175,14 +183,14 @@ class Store(RegionOpDef):
         _check_valid(op, operand_types, access)
         if buffer is not None and not isinstance(type_, UnknownType):
             expected = VectorType(buffer.dtype, block_shape(access))
-            if type_ != expected:
+            if type_ != expected and type_ != VectorType(buffer.dtype, _runs_only(access)):
                 raise TypeProblem(f"expected {expected} for this block of {buffer}, found {type_}", operand=value.position)
         return ()
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
         value, access = layout_of(op)
         assert isinstance(value, OperandArg) and isinstance(access, AccessArg)
-        buffer, vector = operands[access.position], operands[value.position]
+        buffer, vector = operands[access.position], operands[value.position].reshape(block_shape(access))
         place = block(access, operands, environment.names, _valid_count(op, operands))
         if place is not None:
             write(buffer, place, vector[..., : place[-1].stop - place[-1].start] if place else vector)
@@ -335,6 +343,37 @@ def insert(x: Scalar, v: Vector, *, position: tuple[int, ...]) -> Any:
     result = np.array(v)
     result[tuple(position)] = x
     return result
+
+
+def _shuffle(x: VectorType, y: VectorType, mask: tuple[int, ...]) -> VectorType:
+    if len(x.shape) != 1:
+        raise TypeProblem(f"expected a vector of one dimension, found {x}", operand="x")
+    if y != x:
+        raise TypeProblem(f"expected {x} like x, found {y}", operand="y")
+    if not mask or not all(0 <= m < 2 * x.shape[0] for m in mask):
+        raise TypeProblem(f"mask has numbers from 0 to {2 * x.shape[0] - 1}, one for each element of the result", attribute="mask")
+    return VectorType(x.dtype, (len(mask),))
+
+
+@op(infer=_shuffle, dialect="vector", exact_bits=True)
+def shuffle(x: Vector, y: Vector, *, mask: tuple[int, ...]) -> Any:
+    """Elements of two vectors of one dimension, in an order that is known when compiling.
+
+    Element i of the result is element ``mask[i]`` of x followed by y.  So a part of a vector, two vectors as one, and
+    every other order are one operation.
+
+    Example::
+
+        graph @example(%A: memref<f32[8]>, %C: memref<f32[4]>) {
+          %a = vector.load(%A[0:+8]) : vector<f32[8]>
+          %low = vector.shuffle(%a, %a, mask=[0, 1, 2, 3]) : vector<f32[4]>
+          %high = vector.shuffle(%a, %a, mask=[4, 5, 6, 7]) : vector<f32[4]>
+          %r = arith.addf(%low, %high) : vector<f32[4]>
+          vector.store(%r, %C[0:+4])
+          return
+        }
+    """
+    return np.concatenate([x, y])[list(mask)]
 
 
 def _step(result_type: Type) -> VectorType:

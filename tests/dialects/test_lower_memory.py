@@ -272,7 +272,7 @@ def test_out_of_bounds(index):
         ("%x = vector.load(%A[0:+2, 0], valid=%i, pad=true)", "no value of f32"),
         ("%x = vector.load(%A[0:+2, 0], mask=%i)", "no optional operand 'mask'"),
         ("vector.store(%c, %A[0:+2, 0])", "expected vector<f32.2, 1.>"),
-        ("vector.store(%v, %A[0:+2, 0])", "expected vector<f32.2, 1.> for this block"),
+        ("vector.store(%v, %A[0:+2, 0:+1])", "expected vector<f32.2, 1.> for this block"),
         ("scf.for(%q = 0 to %k) {\n  }", "expected an index here, found i64"),
         ("scf.for(%q = 0 to Z) {\n  }", "dimension Z"),
         ("linalg.generic(p < Z, %o = %B[p]) {\n    yield %o\n  }", "dimension Z"),
@@ -441,3 +441,30 @@ def test_special_values_of_reductions():
     assert not np.signbit(vector.multi_reduction(np.float32([-0.0, -0.0]), kind="add", axes=(0,)))
     assert vector.multi_reduction(np.float32([1e8, 1, -1e8]), kind="add", axes=(0,)) == 1
     assert vector.multi_reduction(np.int8([100, 100]), kind="add", axes=(0,)) == -56
+
+
+def test_dimensions_without_a_run_may_be_left_out():
+    body = """
+scf.for(%i = 0 to 3) {
+  %a = vector.load(%A[%i, 1:+4]) : vector<f32[4]>
+  vector.store(%a, %C[%i, 0:+4])
+  yield
+}
+%n = arith.constant(2) : index
+%b = vector.load(%A[2, 0:+4], valid=%n, pad=7.0) : vector<f32[4]>
+vector.store(%b, %C[2, 0:+4], valid=%n)
+"""
+    a, c = np.arange(18, dtype=np.float32).reshape(3, 6), np.zeros((3, 4), np.float32)
+    run(program("%A: memref<f32[3, 6]>, %C: memref<f32[3, 4]>", body), a, c)
+    assert c.tolist() == [[1, 2, 3, 4], [7, 8, 9, 10], [12, 13, 15, 16]]
+    with pytest.raises(GraphError, match="declared"):
+        load(program("%A: memref<f32[3, 6]>", "%a = vector.load(%A[0:+1, 1:+4]) : vector<f32[4]>"))
+
+
+def test_shuffle():
+    x, y = np.arange(4, dtype=np.int32), np.arange(4, 8, dtype=np.int32)
+    assert vector.shuffle(x, y, mask=(7, 0, 0, 4, 3)).tolist() == [7, 0, 0, 4, 3]
+    for arguments, message in [("%a, %b, mask=[0, 8]", "from 0 to 7"), ("%a, %b, mask=[]", "from 0 to 7"), ("%a, %c, mask=[0]", "expected vector<i32.4.>")]:
+        body = "%a = vector.step() : vector<i32[4]>\n%b = vector.step() : vector<i32[4]>\n%c = vector.step() : vector<i32[2]>\n"
+        with pytest.raises(GraphError, match=message):
+            load(program("%A: memref<f32[3, 6]>", f"{body}%s = vector.shuffle({arguments})"))
