@@ -464,7 +464,8 @@ vector.store(%b, %C[2, 0:+4], valid=%n)
 def test_shuffle():
     x, y = np.arange(4, dtype=np.int32), np.arange(4, 8, dtype=np.int32)
     assert vector.shuffle(x, y, mask=(7, 0, 0, 4, 3)).tolist() == [7, 0, 0, 4, 3]
-    for arguments, message in [("%a, %b, mask=[0, 8]", "from 0 to 7"), ("%a, %b, mask=[]", "from 0 to 7"), ("%a, %c, mask=[0]", "expected vector<i32.4.>")]:
+    wrong = [("%a, %b, mask=[0, 8]", "from 0 to 7"), ("%a, %b, mask=[]", "from 0 to 7"), ("%a, %c, mask=[0]", "expected vector<i32.4.>")]
+    for arguments, message in wrong:
         body = "%a = vector.step() : vector<i32[4]>\n%b = vector.step() : vector<i32[4]>\n%c = vector.step() : vector<i32[2]>\n"
         with pytest.raises(GraphError, match=message):
             load(program("%A: memref<f32[3, 6]>", f"{body}%s = vector.shuffle({arguments})"))
