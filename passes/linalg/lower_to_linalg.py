@@ -10,7 +10,7 @@ from ir.core import Graph, Module, Operation, Trivia, Value
 from ir.rewriter import replace_op, walk_graphs
 from ir.types import TensorType, is_known
 from passes.infra.base import Pass, PassContext
-from passes.linalg import _elementwise, _moves, _reductions
+from passes.linalg import _effects, _elementwise, _indexing, _moves, _reductions, _scans
 from passes.linalg._nests import Lowering
 
 _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
@@ -36,6 +36,13 @@ _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
     "dim": _moves.dimension,
     "tril": _moves.triangle,
     "triu": _moves.triangle,
+    "gather": _indexing.gathered,
+    "gather_elements": _indexing.gathered_elements,
+    "scatter": _indexing.scattered,
+    "argmax": _scans.place_of_extreme,
+    "argmin": _scans.place_of_extreme,
+    "cumsum": _scans.running_sum,
+    "assert": _effects.asserted,
 }
 
 _STORED = ("graph.constant", "graph.weight", "graph.initial")

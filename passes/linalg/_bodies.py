@@ -1,0 +1,234 @@
+"""Building inside nests: elements at computed places, serial loops, checks.
+
+All build with the active builder.  A place is an index of a buffer: a value of type index, or an expression of loop
+dimensions and named dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Union
+
+from dialects.arith.bits import andi, xori
+from dialects.arith.cast import index_cast
+from dialects.arith.comparison import cmpi, select
+from dialects.arith.integers import addi, muli
+from dialects.memref import dim
+from ir.builder import Builder, current_builder
+from ir.builtin import yield_
+from ir.core import Region, Value
+from ir.dims import Dim, DimExpr
+from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, OperandArg, RangeArg, operand_symbol
+from ir.opdef import REGISTRY
+from ir.types import MemRefType, ScalarType, Type, boolean, f64, i64, index
+from passes.linalg._elementwise import compare, convert
+from passes.linalg._nests import Loop, Lowering, number, scalar_dtype
+
+Place = Union[Value, int, DimExpr]
+
+
+def active() -> Builder:
+    """The builder that new operations go to."""
+    builder = current_builder()
+    assert builder is not None
+    return builder
+
+
+def buffer_type(buffer: Value) -> MemRefType:
+    """The type of a value that is a buffer."""
+    assert isinstance(buffer.type, MemRefType)
+    return buffer.type
+
+
+# -- elements ----------------------------------------------------------------------------------------------------------
+
+
+def _expression(place: Place | Dim, operands: list[Value]) -> Dim:
+    if not isinstance(place, Value):
+        return place
+    operands.append(place)
+    return operand_symbol(len(operands) - 1)
+
+
+def load(buffer: Value, places: Sequence[Place | Dim]) -> Value:
+    """One element."""
+    operands = [buffer]
+    access = AccessArg(0, tuple(IndexExpr(_expression(p, operands)) for p in places))
+    attributes: Any = {LAYOUT: (access,)}
+    return active().create(REGISTRY["memref.load"], operands, attributes, result_types=[ScalarType(buffer_type(buffer).dtype)]).result
+
+
+def store(value: Value, buffer: Value, places: Sequence[Place | Dim]) -> None:
+    """Writes one element."""
+    operands = [value, buffer]
+    access = AccessArg(1, tuple(IndexExpr(_expression(p, operands)) for p in places))
+    attributes: Any = {LAYOUT: (OperandArg(0), access)}
+    active().create(REGISTRY["memref.store"], operands, attributes, result_types=())
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def to_index(x: Value) -> Value:
+    """An integer of any type as an index."""
+    if scalar_dtype(x) == index:
+        return x
+    return index_cast(convert(x, i64), result_type=ScalarType(index))  # type: ignore[no-any-return]
+
+
+def to_i64(x: Value) -> Value:
+    """An integer of any type as i64."""
+    return index_cast(x, result_type=ScalarType(i64)) if scalar_dtype(x) == index else convert(x, i64)
+
+
+def to_double(x: Value) -> Value:
+    """A float as f64."""
+    return convert(x, f64)
+
+
+def size(buffer: Value, axis: int) -> Value:
+    """How many elements there are along an axis, as an index."""
+    extent = buffer_type(buffer).shape[axis]
+    return number(extent, index) if isinstance(extent, int) else dim(buffer, axis=axis)  # type: ignore[no-any-return]
+
+
+def size_of(low: Lowering, buffer: Value, axis: int) -> Callable[[], Value]:
+    """:func:`size` for bodies of nests: one that is known is a constant in each, another is read in front of them."""
+    if isinstance(buffer_type(buffer).shape[axis], int):
+        return lambda: size(buffer, axis)
+    with low.builder:
+        found = size(buffer, axis)
+    return lambda: found
+
+
+def exceeds(x: Value, y: Value, predicate: str = "gt") -> Value:
+    """Whether x comes strictly behind y, when a NaN is behind every number; ``"lt"`` is for the opposite direction."""
+    if not scalar_dtype(x).is_float:
+        return compare(x, y, predicate)
+    opposite = {"gt": "le", "lt": "ge"}[predicate]
+    behind = negation(compare(x, y, opposite))  # a NaN on either side makes this true
+    return andi(behind, compare(y, y, "eq"))  # type: ignore[no-any-return]
+
+
+def negation(x: Value) -> Value:
+    """A bool turned around."""
+    return xori(x, number(True, boolean))  # type: ignore[no-any-return]
+
+
+def from_start(at: Value, count: Value) -> Value:
+    """An index that may count from the end (-1 is the last) as one that counts from the start."""
+    return select(cmpi(at, number(0, index), predicate="lt"), addi(at, count), at)  # type: ignore[no-any-return]
+
+
+def position(low: Lowering, loops: Sequence[Loop], sizes: Sequence[Value]) -> Value:
+    """The row-major number of an element, as an index, in the body of a nest over a shape with these sizes."""
+    found: Value | None = None
+    for loop, extent in zip(loops, sizes, strict=True):
+        at = low.index(loop)
+        found = at if found is None else addi(muli(found, extent), at)
+    return found if found is not None else number(0, index)
+
+
+# -- loops -------------------------------------------------------------------------------------------------------------
+
+
+def _inside(arguments: Sequence[tuple[str, Type]], build: Callable[..., Sequence[Value]]) -> Region:
+    """A region that yields what ``build`` makes of its arguments."""
+    region, outer = Region(), active()
+    for name, type_ in arguments:
+        region.block.add_argument(f"{outer.origin}.{name}" if outer.origin else name, type_)
+    with Builder(region.block, origin=outer.origin, loc=outer.loc) as builder:
+        builder.create(yield_, build(*region.block.arguments))
+    return region
+
+
+def serial(
+    start: Place | Dim,
+    stop: Place | Dim,
+    inits: Sequence[Value],
+    body: Callable[..., Sequence[Value]],
+    *,
+    step: Place | Dim = 1,
+    tag: str = "",
+) -> tuple[Value, ...]:
+    """An ``scf.for``: ``body`` gets the loop variable and what is carried, and returns the next values of that."""
+    region = _inside([("at", ScalarType(index)), *(("acc", v.type) for v in inits)], body)
+    operands: list[Value] = []
+    bounds = RangeArg(*(_expression(p, operands) for p in (start, stop, step)))
+    first = len(operands)
+    layout = (bounds, *(BindArg(OperandArg(first + i)) for i in range(len(inits))))
+    attributes: Any = {LAYOUT: layout, "tag": tag}
+    types = [v.type for v in inits]
+    return active().create(REGISTRY["scf.for"], [*operands, *inits], attributes, regions=[region], result_types=types).results
+
+
+def parallel(shape: Sequence[Dim], body: Callable[[list[Place]], None], tag: str = "row") -> None:
+    """Nested ``scf.parallel`` loops; ``body`` gets an index for each dimension (0 for one of size 1)."""
+
+    def level(places: list[Place]) -> None:
+        if len(places) == len(shape):
+            body(places)
+            return
+        extent = shape[len(places)]
+        if extent == 1:
+            level([*places, 0])
+            return
+
+        def inner(at: Value) -> Sequence[Value]:
+            level([*places, at])
+            return ()
+
+        region = _inside([("at", ScalarType(index))], inner)
+        attributes: Any = {LAYOUT: (RangeArg(0, extent, 1),), "tag": tag}
+        active().create(REGISTRY["scf.parallel"], [], attributes, regions=[region], result_types=())
+
+    level([])
+
+
+def when(condition: Value, then: Callable[[], Sequence[Value]], otherwise: Callable[[], Sequence[Value]] | None = None) -> tuple[Value, ...]:
+    """An ``scf.if``; without ``otherwise`` it has no results."""
+    regions = [_inside([], build) for build in (then, otherwise) if build is not None]
+    terminator = regions[0].block.terminator
+    assert terminator is not None
+    attributes: Any = {LAYOUT: (OperandArg(0),)}
+    types = [v.type for v in terminator.operands]
+    return active().create(REGISTRY["scf.if"], [condition], attributes, regions=regions, result_types=types).results
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def check(condition: Value, message: str, values: Sequence[Value] = ()) -> None:
+    """A ``cf.assert``; ``{0}`` and ``{1}`` in the message stand for the values, of type index or i64."""
+    attributes: Any = {LAYOUT: (OperandArg(0),), "message": message}
+    optional = {f"v{n}": v for n, v in enumerate(values)}
+    active().create(REGISTRY["cf.assert"], [condition], attributes, optional=optional, result_types=())
+
+
+def shape_text(buffer: Value) -> tuple[str, dict[Dim, str], list[Value]]:
+    """A shape for a message: its text, that of each symbolic dimension in it, and the values that the text stands for.
+
+    Two values have room in a message; the dimensions beyond them are named.
+    """
+    texts: dict[Dim, str] = {}
+    values: list[Value] = []
+    for axis, extent in enumerate(buffer_type(buffer).shape):
+        if not isinstance(extent, int) and extent not in texts:
+            texts[extent] = f"{{{len(values)}}}" if len(values) < 2 else str(extent)
+            if len(values) < 2:
+                values.append(size(buffer, axis))
+    shown = [str(d) if isinstance(d, int) else texts[d] for d in buffer_type(buffer).shape]
+    return f"[{', '.join(shown)}]", texts, values
+
+
+def require_elements(buffer: Value, axes: Sequence[tuple[int, int]], what: str) -> None:
+    """Checks that a buffer has elements along some axes, given with the number that the message says.
+
+    ``what`` is the operation.  Axes of a known size have been checked before.
+    """
+    for axis, shown in axes:
+        if isinstance(buffer_type(buffer).shape[axis], int):
+            continue
+        some = cmpi(size(buffer, axis), number(0, index), predicate="ne")
+        text, _, values = shape_text(buffer)
+        check(some, f"{what}: {what} of a tensor of shape {text}: there are no elements along axis {shown}", values)

@@ -1,0 +1,114 @@
+"""Nests that read and write at places which tensors of indices say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dialects.arith.bits import andi
+from dialects.arith.comparison import cmpi
+from dialects.arith.integers import subi
+from dialects.graph._shapes import normalize_axis
+from ir.core import Value
+from ir.dims import Dim
+from ir.types import index
+from passes.linalg._bodies import Place, buffer_type, check, from_start, load, parallel, serial, size_of, store, to_index
+from passes.linalg._nests import Access, Lowering, number, tensor_type
+
+
+def _axis(low: Lowering) -> int:
+    axis: Any = low.op.attribute("axis")
+    return normalize_axis(axis, tensor_type(low.op.operands[0]).rank)
+
+
+def check_indices(low: Lowering, indices: Value, x: Value, axis: int) -> Callable[[], Value]:
+    """A nest that looks at every index before one is used, so an empty result does not hide one that is wrong.
+
+    Returns what makes the size of the axis in a body.
+    """
+    name, shown = low.op.definition.name, low.op.attribute("axis")
+    extent = buffer_type(x).shape[axis]
+    loops = low.loops(buffer_type(indices).shape)
+    count = size_of(low, x, axis)
+    # a message has room for the index and for the size or the position
+    positioned = isinstance(extent, int) and len(loops) == 1
+    bound = str(extent) if isinstance(extent, int) else "{1}"
+    allowed = "it has no elements" if extent == 0 else f"expected -{bound} <= index < {bound}"
+    message = f"{name}: {name} index {{0}}{' at position [{1}]' * positioned} is out of range for axis {shown}: {allowed}"
+
+    def body(stored: Value) -> None:
+        at = to_index(stored)
+        if isinstance(extent, int):
+            lowest, more = number(-extent, index), [low.index(loops[0])] if positioned else []
+        else:
+            lowest, more = subi(number(0, index), count()), [count()]
+        inside = andi(cmpi(at, lowest, predicate="ge"), cmpi(at, count(), predicate="lt"))
+        check(inside, message, [at, *more])
+
+    low.generic(loops, [Access(indices, tuple(n.name for n in loops))], None, body)
+    return count
+
+
+def gathered(low: Lowering) -> list[Value]:
+    """``gather``: a nest over the result, with the index in its body."""
+    axis = _axis(low)
+    source, indices = low.operand("x"), low.operand("indices")
+    count = check_indices(low, indices, source, axis)
+    rank = len(buffer_type(indices).shape)
+    loops = low.loops(tensor_type(low.op.result).shape)
+    names: tuple[Dim, ...] = tuple(n.name for n in loops)
+
+    def body(stored: Value, _: Value) -> Value:
+        at = from_start(to_index(stored), count())
+        return load(source, [*names[:axis], at, *names[axis + rank :]])
+
+    buffer = low.result_buffer()
+    low.generic(loops, [Access(indices, names[axis : axis + rank])], Access(buffer, names), body)
+    return [buffer]
+
+
+def gathered_elements(low: Lowering) -> list[Value]:
+    """``gather_elements``: the same with an index for every element."""
+    axis = _axis(low)
+    source, indices = low.operand("x"), low.operand("indices")
+    count = check_indices(low, indices, source, axis)
+    loops = low.loops(tensor_type(low.op.result).shape)
+    names: tuple[Dim, ...] = tuple(n.name for n in loops)
+
+    def body(stored: Value, _: Value) -> Value:
+        return load(source, [*names[:axis], from_start(to_index(stored), count()), *names[axis + 1 :]])
+
+    buffer = low.result_buffer()
+    low.generic(loops, [Access(indices, names)], Access(buffer, names), body)
+    return [buffer]
+
+
+def scattered(low: Lowering) -> list[Value]:
+    """``scatter``: a copy, then serial loops over the indices, so that the last of equal ones wins."""
+    axis = _axis(low)
+    source, indices, updates = low.operand("x"), low.operand("indices"), low.operand("updates")
+    count = check_indices(low, indices, source, axis)
+    shape, counted = buffer_type(source).shape, buffer_type(indices).shape
+    buffer = low.result_buffer()
+    loops = low.loops(shape)
+    names = tuple(n.name for n in loops)
+    low.copy(loops, Access(source, names), Access(buffer, names))
+
+    def over_indices(outer: list[Place], at: list[Place]) -> None:
+        if len(at) == len(counted):
+            target = from_start(to_index(load(indices, at)), count())
+            parallel(shape[axis + 1 :], lambda inner: move([*outer, *at, *inner], [*outer, target, *inner]), tag="col")
+            return
+
+        def deeper(next_: Value) -> Sequence[Value]:
+            over_indices(outer, [*at, next_])
+            return ()
+
+        serial(0, counted[len(at)], [], deeper)
+
+    def move(source_places: list[Place], target_places: list[Place]) -> None:
+        store(load(updates, source_places), buffer, target_places)
+
+    with low.builder:
+        parallel(shape[:axis], lambda outer: over_indices(outer, []))
+    return [buffer]
