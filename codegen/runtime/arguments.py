@@ -132,6 +132,6 @@ def _share_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
     if not np.may_share_memory(a, b):
         return False
     try:
-        return bool(np.shares_memory(a, b, max_work=_SHARE_EFFORT))
+        return bool(np.shares_memory(a, b, max_work=_SHARE_EFFORT))  # type: ignore[arg-type]  # its stubs know two values only
     except np.exceptions.TooHardError:
         return True

@@ -143,7 +143,7 @@ class NativeProgram:
             ctypes.c_void_p.from_address(frame.state_address + STATE_CALLBACK).value = ctypes.cast(callback, ctypes.c_void_p).value
         arguments = (frame.args_address, plan.dims_address, frame.workspace_address, frame.state_address)
         if self.threads != 1 and self._pool is not None:
-            status = self._pool().run(self.main_address, *arguments, self.threads)
+            status = self._pool().run(self._main, *arguments, self.threads)
         else:
             status = self._main(*arguments, 0, 1)
         if raised:
