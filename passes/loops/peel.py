@@ -1,0 +1,279 @@
+"""Pass ``peel``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ir.core import DROPPED, Graph, Module, Operation, Value
+from ir.dims import Dim, DimExpr, DimFunction, dim_max, dim_min, substitute
+from ir.layout import RangeArg
+from ir.rewriter import is_pure, walk_graphs
+from passes.infra.base import Pass, PassContext
+from passes.loops._loops import (
+    Form,
+    accesses,
+    body,
+    change_form,
+    clone_before,
+    has_layout,
+    initial_values,
+    is_loop,
+    is_nonnegative,
+    loops_tagged,
+    minimum_terms,
+    parent,
+    plain_uses,
+    ranges,
+    read_layout,
+    remainder,
+    replace_atom,
+    root_buffer,
+    set_initial_values,
+    set_range,
+    single_range,
+    upper_bound,
+    value_symbol,
+    variable,
+    write_layout,
+)
+
+
+@dataclass(frozen=True)
+class Peel(Pass):
+    """Splits a loop over tiles into whole tiles and a remainder of smaller ones.
+
+    Before::
+
+        scf.parallel(%jt = 0 to N step 48, tag="n.tile") {
+          scf.parallel(%j = %jt to min(%jt+48, N), tag="n") {
+            memref.store(%x, %C[%j])
+            yield
+          }
+          yield
+        }
+
+    After ``peel{loop=n.tile, sizes=[16]}``::
+
+        scf.parallel(%jt = 0 to N-(N mod 48) step 48, tag="n.tile") {
+          scf.parallel(%j = %jt to %jt+48, tag="n") {
+            memref.store(%x, %C[%j])
+            yield
+          }
+          yield
+        }
+        scf.parallel(%jt.1 = N-(N mod 48) to N-(N mod 16) step 16, tag="n.tile") {
+          scf.parallel(%j.1 = %jt.1 to %jt.1+16, tag="n") {
+            memref.store(%x, %C[%j.1])
+            yield
+          }
+          yield
+        }
+        scf.parallel(%jt.2 = N-(N mod 16) to N step 16, tag="n.tile") {
+          scf.parallel(%j.2 = %jt.2 to min(%jt.2+16, N), tag="n") {
+            memref.store(%x, %C[%j.2])
+            yield
+          }
+          yield
+        }
+
+    The loop has tag ``loop``, a known step, and loops inside that run from its variable to ``min(%jt+step, N)``.  The
+    ``sizes`` below the step take what is left over, each from where the one before it ended; the rest, less than the
+    last of them, keeps its ``min`` (there is none when that is 1).  Loops that known extents show to be empty are left
+    out.  In the pieces of the remainder the variable only stands for where the inner loop starts; everywhere else the
+    start of the last tile takes its place, so what was packed by whole tiles is read right.
+
+    Whole tiles and one clamped rest run in the same order as before.  Smaller pieces are made only where the inner loop
+    is the only thing with an effect, inside parallel loops at most: then rounds of different pieces are independent, or
+    (of a serial loop directly around the inner one) stay in order.
+    """
+
+    loop: str = "n.tile"
+    sizes: tuple[int, ...] = (32, 16)
+
+    def __post_init__(self) -> None:
+        if any(s < 1 for s in self.sizes):
+            raise ValueError("a tile has one round or more")
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        changed = False
+        for graph in walk_graphs(module):
+            for loop in loops_tagged(graph, self.loop):
+                tiles = Tiles.of(graph, loop)
+                if tiles is None:
+                    continue
+                sizes = self.sizes if tiles.can_split() else ()
+                if sizes != self.sizes:
+                    context.count("loops whose remainder stays whole")
+                changed |= tiles.peel(sorted({s for s in sizes if s < tiles.step}, reverse=True))
+                context.count("loops peeled")
+        return changed
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the range of a loop over tiles; ``whole`` says that no tile in it is cut off."""
+
+    start: Dim
+    stop: Dim
+    step: int
+    whole: bool
+
+
+@dataclass
+class Tiles:
+    """A loop over tiles: its range, and the ends ``min(%jt+step, N)`` of its tiles as they are written."""
+
+    graph: Graph
+    loop: Operation
+    bounds: RangeArg
+    step: int
+    ends: list[Dim]
+    variable_name: str
+
+    @staticmethod
+    def of(graph: Graph, loop: Operation) -> Tiles | None:
+        """What is known about a loop; None when it isn't one over tiles that may be cut off."""
+        bounds = single_range(loop)
+        if bounds is None or not isinstance(bounds.step, int) or bounds.step < 2:
+            return None
+        start = value_symbol(variable(loop))
+        limits = (start + bounds.step, *minimum_terms(bounds.stop))
+        ends: dict[Dim, None] = {}
+        for op in loop.walk():
+            for inner in ranges(op) if is_loop(op) and op is not loop else ():
+                terms = minimum_terms(inner.stop)
+                if inner.start == start and len(terms) > 1 and limits[0] in terms and all(t in limits for t in terms):
+                    ends[inner.stop] = None
+        return Tiles(graph, loop, bounds, bounds.step, list(ends), variable(loop).name) if ends else None
+
+    def inner(self) -> list[Operation]:
+        """The loops that run through a tile."""
+        start = value_symbol(variable(self.loop))
+        return [op for op in self.loop.walk() if is_loop(op) and any(self._is_tile(r, start) for r in ranges(op))]
+
+    def _is_tile(self, bounds: RangeArg, start: Dim) -> bool:
+        return bounds.start == start and bounds.step == 1 and bounds.stop in self.ends
+
+    def can_split(self) -> bool:
+        """Whether a tile may be run in pieces, one after the other."""
+        inner = self.inner()
+        if len(inner) != 1 or single_range(inner[0]) is None or plain_uses(variable(self.loop)):
+            return False
+        if initial_values(self.loop) and parent(inner[0]) is not self.loop:
+            return False
+        around = parent(inner[0])
+        while around is not None and around is not self.loop:
+            if around.name != "scf.parallel":
+                return False
+            around = parent(around)
+        written = {root_buffer(a.buffer) for op in inner[0].walk() if op.name.endswith(".store") for a in accesses(op)}
+        return self._only_effect(self.loop, inner[0], written)
+
+    def _only_effect(self, loop: Operation, inner: Operation, written: set[Value]) -> bool:
+        for op in body(loop):
+            if op is inner or op.definition.is_terminator:
+                continue
+            if is_loop(op) and any(o is inner for o in op.walk()):
+                if not self._only_effect(op, inner, written):
+                    return False
+            elif op.name.endswith(".load"):
+                if any(root_buffer(a.buffer) in written for a in accesses(op)):
+                    return False
+            elif op.name != "memref.alloc" and not is_pure(op):
+                return False
+        return True
+
+    # -- pieces ----------------------------------------------------------------------------------------------------
+
+    def pieces(self, sizes: Sequence[int]) -> list[Piece]:
+        """Whole tiles, tiles of smaller sizes, and what is left, without those that are known to be empty."""
+        start, stop = self.bounds.start, self.bounds.stop
+        if not is_nonnegative(stop - start, self.graph):
+            stop = dim_max(start, stop)
+        found: list[Piece] = []
+        left, at = stop - start, start
+        for size in (self.step, *sizes):
+            bound = upper_bound(left)
+            if bound is None or bound >= size:
+                left = remainder(left, size)
+                found.append(Piece(at, stop - left, size, True))
+                at = stop - left
+        found.append(Piece(at, self.bounds.stop if at == start else stop, sizes[-1] if sizes else self.step, False))
+        sizes_of = [(p, p.stop - p.start) for p in found]
+        return [p for p, size in sizes_of if not (isinstance(size, int) and size <= 0)]
+
+    def peel(self, sizes: Sequence[int]) -> bool:
+        """Splits the loop; returns whether anything changed."""
+        pieces = self.pieces(sizes)
+        if pieces == [Piece(self.bounds.start, self.bounds.stop, self.step, False)]:
+            return False
+        loop = self.loop
+        block, anchor = loop.block, loop.next
+        assert block is not None
+        last = pieces[0].stop if pieces and pieces[0].step == self.step else self.bounds.start
+        copies = [loop, *(clone_before(loop, anchor, block) for _ in pieces[1:])]
+        for piece, copy in zip(pieces, copies, strict=False):
+            self._fit(copy, piece, last)
+        if pieces:
+            _chain(copies)
+        else:
+            for result, value in zip(loop.results, initial_values(loop), strict=True):
+                result.replace_all_uses_with(value)
+            loop.erase()
+        return True
+
+    def _fit(self, copy: Operation, piece: Piece, last: Dim) -> None:
+        """Makes a copy of the loop run through one piece; ``last`` is where the tile begins that is cut off."""
+        here = value_symbol(variable(copy))
+        renaming = {f"%{self.variable_name}": here}
+        ends = [substitute(e, renaming) for e in self.ends]
+        set_range(copy, RangeArg(piece.start, piece.stop, piece.step))
+        if piece.step == self.step and not piece.whole:
+            return
+        bindings = {f"%{variable(copy).name}": last}
+
+        def whole(dim: Dim) -> Dim:
+            for end in ends:
+                dim = replace_atom(dim, _function(end), here + self.step)
+            return dim
+
+        def part(form: Form) -> Form:
+            if isinstance(form, RangeArg) and form.start == here and form.stop in ends:
+                limits = [t for t in minimum_terms(form.stop) if t != here + self.step]
+                return RangeArg(here, dim_min(here + piece.step, *(() if piece.whole else limits)), form.step)
+            return change_form(form, lambda dim: substitute(dim, bindings))
+
+        for op in [o for outer in body(copy) for o in outer.walk() if has_layout(o)]:
+            forms = read_layout(op)
+            new = [change_form(f, whole) if piece.step == self.step else part(f) for f in forms]
+            if new != forms:
+                write_layout(op, new)
+
+
+def _function(dim: Dim) -> DimFunction:
+    """The function that an expression is."""
+    assert isinstance(dim, DimExpr)
+    atom = dim.terms[0][0][0]
+    assert isinstance(atom, DimFunction)
+    return atom
+
+
+def _chain(loops: Sequence[Operation]) -> None:
+    """Lets each loop go on from what the one before it carried; what is used outside is the last one's."""
+    graph = loops[0].graph
+    assert graph is not None
+    names = [(r.name, r.auto_named) for r in loops[0].results]
+    for old, new in zip(loops[0].results, loops[-1].results, strict=True):
+        if old is not new:
+            old.replace_all_uses_with(new)
+    for before, after in zip(loops, loops[1:], strict=False):
+        if before.results:
+            set_initial_values(after, before.results)
+    for loop in loops[:-1]:
+        for result, (name, _) in zip(loop.results, names, strict=True):
+            graph.rename(result, f"{name}.t" if name != DROPPED else name)
+            result.auto_named = True
+    for result, (name, derived) in zip(loops[-1].results, names, strict=True):
+        graph.rename(result, name)
+        result.auto_named = derived

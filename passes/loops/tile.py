@@ -1,0 +1,166 @@
+"""Pass ``tile``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ir.builder import Builder
+from ir.core import DROPPED, Module, Operation
+from ir.dims import Dim, dim_min, exact_div
+from ir.layout import RangeArg
+from ir.rewriter import is_pure, walk_graphs
+from passes.infra.base import Pass, PassContext
+from passes.loops._loops import (
+    body,
+    create_loop,
+    depends_on,
+    end_loop,
+    initial_values,
+    loops_tagged,
+    minimum_terms,
+    move_into,
+    parent_loop,
+    ranges,
+    set_initial_values,
+    set_range,
+    single_range,
+    static_extent,
+    tag_of,
+    value_symbol,
+    variable,
+)
+
+
+@dataclass(frozen=True)
+class Tile(Pass):
+    """Cuts loops into tiles of ``size`` rounds (strip-mining).
+
+    Before::
+
+        scf.parallel(%j = 0 to N, tag="n") {
+          memref.store(%x, %C[%j])
+          yield
+        }
+
+    After ``tile{loop=n, size=48}``::
+
+        scf.parallel(%jt = 0 to N step 48, tag="n.tile") {
+          scf.parallel(%j = %jt to min(%jt+48, N), tag="n") {
+            memref.store(%x, %C[%j])
+            yield
+          }
+          yield
+        }
+
+    Every loop with tag ``loop``, one range and step 1 gets a loop of the same kind around it, with tag ``outer``
+    (``n.tile`` for loop ``n``).  The variable still counts elements, so the body stays as it is; ``min`` is left out
+    where the extent is a multiple of the tile.  A list of sizes means the first that divides a known extent, else the
+    last; a tile is never larger than a known extent rounded up to 16.  A loop that stands in a loop of tag ``outer``
+    and starts at its variable is a tile already.
+
+    ``outside=m`` puts the new loop around the loop ``m`` that the tiled one stands in, through parallel loops that do
+    nothing else: ``tile{loop=n, size=48, outside=m}, tile{loop=m, size=8}`` makes the order n.tile, m.tile, m, n.
+
+    Rounds run in the same order as before.  ``outside`` changes it, for parallel loops whose rounds may run in any
+    order; what has an effect besides the inner loop, or bounds that depend on a loop in between, keep the new loop where it
+    was.
+    """
+
+    loop: str = "n"
+    size: tuple[int, ...] = (48,)
+    outer: str = ""
+    outside: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.size or min(self.size) < 1:
+            raise ValueError("a tile has one round or more")
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        tiled = 0
+        for graph in walk_graphs(module):
+            for loop in loops_tagged(graph, self.loop):
+                tiled += self._tile(loop)
+        context.count("loops tiled", tiled)
+        return tiled > 0
+
+    def _tile(self, loop: Operation) -> bool:
+        bounds = single_range(loop)
+        outer_tag = self.outer or f"{self.loop}.tile"
+        if bounds is None or bounds.step != 1 or is_tile(loop, bounds, outer_tag):
+            return False
+        size = self._choose(bounds)
+        place = _place(loop, bounds, self.outside)
+        assert place.block is not None
+        builder = Builder(place.block, place, loc=loop.loc)
+        tiles = create_loop(
+            builder,
+            loop.name,
+            RangeArg(bounds.start, bounds.stop, size),
+            name=f"{variable(loop).name}t",
+            tag=outer_tag,
+            initial=initial_values(loop),
+            like=loop,
+        )
+        tiles.trivia, place.trivia = place.trivia, None
+        _enclose(tiles, place)
+        start = value_symbol(variable(tiles))
+        set_range(loop, RangeArg(start, _tile_end(start, size, bounds), 1))
+        return True
+
+    def _choose(self, bounds: RangeArg) -> int:
+        known = static_extent(bounds)
+        if known is None:
+            return self.size[-1]
+        size = next((s for s in self.size if known % s == 0), self.size[-1])
+        return min(size, max(1, -(-known // 16)) * 16)
+
+
+def is_tile(loop: Operation, bounds: RangeArg, outer_tag: str) -> bool:
+    """Whether a loop runs through one tile (or a part of one) of a loop with tag ``outer_tag`` around it."""
+    starts = [bounds.start]
+    outer = parent_loop(loop)
+    while outer is not None:
+        if any(depends_on(s, body(outer).arguments) for s in starts):
+            if tag_of(outer) == outer_tag:
+                return True
+            starts += [r.start for r in ranges(outer)]
+        outer = parent_loop(outer)
+    return False
+
+
+def _tile_end(start: Dim, size: int, bounds: RangeArg) -> Dim:
+    """Where a tile ends; bounds that are a multiple of its size away from the start don't cut it."""
+    cutting = [t for t in minimum_terms(bounds.stop) if exact_div(t - bounds.start, size) is None]
+    return dim_min(start + size, *cutting)
+
+
+def _place(loop: Operation, bounds: RangeArg, outside: str) -> Operation:
+    """The loop that the tile loop goes around: the one with tag ``outside`` when it may, else ``loop``."""
+    at = loop
+    while outside and loop.name == "scf.parallel":
+        around = parent_loop(at)
+        if around is None or around.name != "scf.parallel" or depends_on(bounds.start + bounds.stop, body(around).arguments):
+            break
+        if not all(op is at or op.definition.is_terminator or (is_pure(op) and not op.definition.traps) for op in body(around)):
+            break
+        at = around
+        if tag_of(at) == outside:
+            return at
+    return loop
+
+
+def _enclose(tiles: Operation, place: Operation) -> None:
+    """Moves a loop into the tile loop in front of it, which carries the same values and takes over the results' names."""
+    graph = tiles.graph
+    assert graph is not None
+    for old, new in zip(place.results, tiles.results, strict=True):
+        old.replace_all_uses_with(new)
+    move_into(place, body(tiles))
+    if place.results:
+        set_initial_values(place, body(tiles).arguments[1:])
+    for old, new in zip(place.results, tiles.results, strict=True):
+        name, derived = old.name, old.auto_named
+        graph.rename(old, f"{name}.t" if name != DROPPED else name)
+        graph.rename(new, name)
+        old.auto_named, new.auto_named = True, derived
+    end_loop(tiles, list(place.results))

@@ -1,0 +1,151 @@
+"""tile: strip-mined loops compute the same bits, and look as the docstring says."""
+
+from __future__ import annotations
+
+import pytest
+from loop_programs import assert_same_runs, matmul, total
+from pass_checks import apply, load, optimize
+
+from ir.core import Operation
+from ir.diagnostics import GraphError
+from ir.printer import print_module
+from passes.loops._loops import ranges, tag_of
+
+BOTH = "tile{loop=n, size=48, outside=m},tile{loop=m, size=8}"
+SIZES = (0, 1, 7, 47, 48, 49, 97)
+
+
+def headers(text: str) -> list[str]:
+    """The lines that open loops, without their indentation."""
+    return [line.strip().removesuffix(" {") for line in text.splitlines() if "scf." in line]
+
+
+@pytest.mark.parametrize("m, n", [(0, 5), (1, 48), (3, 49), (9, 97), (7, 0), (8, 47), (2, 1), (2, 7)])
+def test_matmul_with_static_sizes(m: int, n: int) -> None:
+    text = matmul(str(m), str(n), "5")
+    assert_same_runs(load(text), optimize(text, BOTH), [((m, 5), (5, n), (n,))])
+
+
+def test_matmul_with_sizes_of_the_run() -> None:
+    text = matmul("M", "N", "K")
+    shapes = [((m, k), (k, n), (n,)) for m, n, k in [(0, 48, 2), (1, 47, 2), (9, 49, 3), (8, 97, 2), (3, 0, 2), (2, 7, 0), (17, 1, 1)]]
+    assert_same_runs(load(text), optimize(text, BOTH), shapes)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_carried_values_pass_through(size: int, symbolic: bool) -> None:
+    text = total("N" if symbolic else str(size))
+    after = optimize(text, "tile{loop=reduce, size=16},tile{loop=col, size=48}")
+    assert_same_runs(load(text), after, [((size,), (3,))])
+
+
+def test_text() -> None:
+    text = print_module(optimize(matmul("M", "1536", "K"), BOTH))
+    assert headers(text) == [
+        'scf.parallel(%jt = 0 to 1536 step 48, tag="n.tile")',
+        'scf.parallel(%it = 0 to M step 8, tag="m.tile")',
+        'scf.parallel(%i = %it to min(%it+8, M), tag="m")',
+        'scf.parallel(%j = %jt to %jt+48, tag="n")',
+        '%s = scf.for(%k = 0 to K, %acc = %zero, tag="k")',
+    ]
+
+
+def test_text_of_a_carrying_loop() -> None:
+    text = print_module(optimize(total("N"), "tile{loop=reduce, size=16, outer=blocks}"))
+    assert headers(text)[:2] == [
+        '%sum, %count = scf.for(%it = 0 to N step 16, %acc.1 = %zero, %c.1 = %one, tag="blocks")',
+        '%sum.t, %count.t = scf.for(%i = %it to min(%it+16, N), %acc = %acc.1, %c = %c.1, tag="reduce")',
+    ]
+
+
+def test_a_start_that_is_not_zero_counts() -> None:
+    text = print_module(optimize(total("50"), "tile{loop=col, size=48}"))
+    assert headers(text)[1:] == [
+        'scf.parallel(%jt = 2 to 50 step 48, tag="col.tile")',
+        'scf.parallel(%j = %jt to %jt+48, tag="col")',
+    ]
+
+
+@pytest.mark.parametrize("extent, sizes, chosen", [(96, "[64, 48]", 48), (128, "[64, 48]", 64), (100, "[64, 48]", 48), (20, "48", 32), (1, "8", 8)])
+def test_choice_of_the_size(extent: int, sizes: str, chosen: int) -> None:
+    module = optimize(matmul("M", str(extent), "3"), f"tile{{loop=n, size={sizes}}}")
+    tiles = [op for op in module.walk() if op.name == "scf.parallel" and tag_of(op) == "n.tile"]
+    assert [ranges(op)[0].step for op in tiles] == [chosen]
+
+
+def test_an_unknown_extent_takes_the_last_size() -> None:
+    text = print_module(optimize(matmul("M", "N", "3"), "tile{loop=n, size=[64, 48]}"))
+    assert 'scf.parallel(%jt = 0 to N step 48, tag="n.tile")' in text
+
+
+def test_tiles_of_tiles() -> None:
+    pipeline = "tile{loop=m, size=16, outer=m.block},tile{loop=m, size=8}"
+    text = matmul("M", "3", "2")
+    after = optimize(text, pipeline)
+    assert headers(print_module(after))[:3] == [
+        'scf.parallel(%it = 0 to M step 16, tag="m.block")',
+        'scf.parallel(%it.1 = %it to min(%it+16, M) step 8, tag="m.tile")',
+        'scf.parallel(%i = %it.1 to min(%it.1+8, M), tag="m")',
+    ]
+    assert_same_runs(load(text), after, [((m, 2), (2, 3), (3,)) for m in (0, 1, 15, 16, 17, 33)])
+
+
+def test_outside_needs_a_body_without_other_effects() -> None:
+    text = matmul("4", "96", "3").replace('    scf.parallel(%j', '    memref.store(%w, %C[%i, 0])\n    scf.parallel(%j')
+    text = text.replace("  scf.parallel(%i", "  %w = arith.constant(7.0) : f32\n  scf.parallel(%i")
+    after = optimize(text, BOTH)
+    tags = [tag_of(op) for op in after.walk() if op.name.startswith("scf.")]
+    assert tags == ["m.tile", "m", "n.tile", "n", "k"]
+    assert_same_runs(load(text), after, [((4, 3), (3, 96), (96,))])
+
+
+def test_outside_needs_bounds_from_outside() -> None:
+    text = matmul("4", "96", "3").replace("%j = 0 to 96", "%j = %i to 96")
+    after = optimize(text, "tile{loop=n, size=48, outside=m}")
+    assert [tag_of(op) for op in after.walk() if op.name == "scf.parallel"] == ["m", "n.tile", "n"]
+
+
+def test_other_loops_stay() -> None:
+    text = """
+graph @main(%C: memref<f32[S, 8]>) {
+  %x = arith.constant(1.0) : f32
+  scf.parallel(%i = 0 to S, %j = 0 to 8, tag="n") {
+    memref.store(%x, %C[%i, %j])
+    yield
+  }
+  scf.parallel(%i1 = 0 to S step 2, tag="n") {
+    memref.store(%x, %C[%i1, 0])
+    yield
+  }
+  return
+}
+"""
+    module = load(text)
+    before = print_module(module)
+    assert not any(r.changed for r in apply(module, "tile{loop=n, size=4}").records)
+    assert print_module(module) == before
+
+
+def test_no_size_is_an_error() -> None:
+    for size in ("0", "[]", "[8, -1]"):
+        with pytest.raises(GraphError, match="one round or more"):
+            apply(load(total("4")), f"tile{{loop=n, size={size}}}")
+
+
+def test_comments_stay() -> None:
+    text = total("N").replace("  %sum, %count", "  // a sum\n  %sum, %count")
+    after = optimize(text, "tile{loop=reduce, size=4}")
+    lines = [line.strip() for line in print_module(after).splitlines()]
+    at = lines.index("// a sum")
+    assert lines[at + 1].endswith('tag="reduce.tile") {')
+
+
+def test_kinds_of_loops_stay() -> None:
+    after = optimize(total("40"), "tile{loop=reduce, size=16},tile{loop=col, size=8}")
+
+    def kind(tag: str) -> list[str]:
+        found: list[Operation] = [op for op in after.walk() if op.name.startswith("scf.") and tag_of(op) == tag]
+        return [op.name for op in found]
+
+    assert (kind("reduce.tile"), kind("col.tile")) == (["scf.for"], ["scf.parallel"])
