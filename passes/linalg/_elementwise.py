@@ -160,12 +160,6 @@ def _truncdiv(op: Operation, x: Value, y: Value) -> Value:
     return select(compare(y, _like(x, 0), "eq"), quotient, signed)  # type: ignore[no-any-return]
 
 
-def _pow(op: Operation, x: Value, y: Value) -> Value:
-    if not scalar_dtype(x).is_float:
-        raise NotImplementedError
-    return m.powf(x, y)  # type: ignore[no-any-return]
-
-
 # -- bits and choices --------------------------------------------------------------------------------------------------
 
 
@@ -254,7 +248,7 @@ COMPUTED: dict[str, Body] = {
     "rem": _by_kind(remf, remsi, remui),
     "maximum": _by_kind(maximumf, maxsi, maxui),
     "minimum": _by_kind(minimumf, minsi, minui),
-    "pow": _pow,
+    "pow": _plain(m.powf),  # of integers see _powers.py
     "clamp": _clamp,
     "equal": _compared("eq"),
     "not_equal": _compared("ne"),
@@ -289,17 +283,23 @@ def broadcast_access(buffer: Value, shape: tuple[Dim, ...], names: tuple[Dim, ..
 
 def elementwise(low: Lowering) -> list[Value]:
     """One nest over the result."""
+    name = low.op.definition.name
+    return nest(low, MOVED.get(name) or COMPUTED[name], computed=name in COMPUTED)
+
+
+def nest(low: Lowering, scalar_body: Body, *, computed: bool) -> list[Value]:
+    """One nest over the result with a body of its own, on what is stored or in the type that is computed in."""
     op = low.op
-    name, result = op.definition.name, tensor_type(op.result)
+    result = tensor_type(op.result)
     loops = low.loops(result.shape)
     names: tuple[Dim, ...] = tuple(n.name for n in loops)
     reads = [broadcast_access(low.buffer(v), tensor_type(v).shape, names) for v in op.operands]
 
     def body(*scalars: Value) -> Value:
         operands = scalars[:-1]
-        if name in MOVED:
-            return MOVED[name](op, *operands)
-        found = COMPUTED[name](op, *map(widen, operands))
+        if not computed:
+            return scalar_body(op, *operands)
+        found = scalar_body(op, *map(widen, operands))
         return narrow(found, result.dtype) if result.dtype.is_float else found
 
     buffer = low.result_buffer()
@@ -309,7 +309,4 @@ def elementwise(low: Lowering) -> list[Value]:
 
 def can_lower(op: Operation) -> bool:
     """Whether the elements have types that the bodies are for."""
-    dtypes = [tensor_type(v).dtype for v in (*op.operands, *op.results)]
-    if op.definition.name == "pow" and not dtypes[0].is_float:
-        return False
-    return index not in dtypes
+    return index not in [tensor_type(v).dtype for v in (*op.operands, *op.results)]

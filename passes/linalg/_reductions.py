@@ -20,6 +20,7 @@ from dialects.memref import dim
 from ir.core import Operation, Value
 from ir.dims import Dim
 from ir.types import DType, MemRefType, ScalarType, i64, index
+from passes.linalg._bodies import require_elements
 from passes.linalg._elementwise import broadcast_access
 from passes.linalg._nests import Access, Loop, Lowering, narrow, number, tensor_type, wide_dtype, widen
 
@@ -147,6 +148,10 @@ def extreme(low: Lowering) -> list[Value]:
     if initial is not None:
         assert isinstance(initial, (int, float))
         start = initial
+    else:
+        source = low.operand("x")
+        with low.builder:
+            require_elements(source, [(a, a) for a in _reduced_axes(low.op)], low.op.definition.name)
     return _nest(low, start, choose)
 
 
@@ -157,10 +162,5 @@ def truth(low: Lowering) -> list[Value]:
 
 
 def can_reduce(op: Operation) -> bool:
-    """Whether the nests say all: an extreme of no elements is an error, which no nest reports."""
-    if tensor_type(op.result).dtype == index:
-        return False
-    if op.definition.name not in ("max", "min") or op.attribute("initial") is not None:
-        return True
-    shape = tensor_type(op.operands[0]).shape
-    return all(isinstance(shape[a], int) and shape[a] != 0 for a in _reduced_axes(op))
+    """Whether the elements have a type that the bodies are for."""
+    return tensor_type(op.result).dtype != index

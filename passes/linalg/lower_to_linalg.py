@@ -10,11 +10,12 @@ from ir.core import Graph, Module, Operation, Trivia, Value
 from ir.rewriter import replace_op, walk_graphs
 from ir.types import TensorType, is_known
 from passes.infra.base import Pass, PassContext
-from passes.linalg import _effects, _elementwise, _indexing, _moves, _reductions, _scans
+from passes.linalg import _effects, _elementwise, _indexing, _moves, _powers, _reductions, _scans
 from passes.linalg._nests import Lowering
 
 _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
     **dict.fromkeys((*_elementwise.COMPUTED, *_elementwise.MOVED), _elementwise.elementwise),
+    "pow": _powers.power,
     "matmul": _reductions.matmul,
     "sum": _reductions.summed,
     "prod": _reductions.multiplied,
