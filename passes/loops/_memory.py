@@ -1,0 +1,178 @@
+"""Accesses to memory: which operation reads or writes which elements of which buffer.
+
+Two buffers are the same memory when they are one value, or reshapes of one.  Buffers of different ``memref.alloc`` are
+different memory, and so is what ``memref.from_tensor`` shows, which nothing can write.  Parameters that are buffers may be
+one array: the caller decides.  Views of one arena are different memory when their bytes are provably apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ir.core import Block, Operation, Parameter, Value
+from ir.dims import Dim, DimExpr, product
+from ir.opdef import PRESENT
+from ir.types import MemRefType
+from passes.loops._loops import accesses as written_accesses
+
+Alias = Literal["same", "maybe", "never"]
+Kind = Literal["alloc", "tensor", "parameter", "unknown"]
+
+_SINGLE = {"memref.load": False, "memref.store": True, "vector.load": False, "vector.store": True}
+_NO_ACCESS = ("memref.alloc", "memref.from_tensor", "memref.reshape", "memref.view", "memref.dim")
+_CONTROL = ("scf", "linalg")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a buffer is a part of: the value that made it, and the view into it if there is one."""
+
+    base: Value
+    kind: Kind
+    view: Value | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Access:
+    """One read or write.  ``indices`` are expressions over values; None stands for anything in the buffer.
+
+    ``sizes`` are the lengths of the runs from the indices on; with ``partial`` the last one may be shorter.
+    """
+
+    op: Operation
+    buffer: Value
+    memory: Memory
+    indices: tuple[Dim, ...] | None
+    sizes: tuple[int, ...]
+    writes: bool
+    partial: bool = False
+
+    @property
+    def type(self) -> MemRefType:
+        assert isinstance(self.buffer.type, MemRefType)
+        return self.buffer.type
+
+
+def memory_of(buffer: Value) -> Memory:
+    """The memory that a buffer stands for."""
+    view: Value | None = None
+    at = buffer
+    while True:
+        op = at.defining_op
+        if op is None:
+            return Memory(at, "parameter" if isinstance(at, Parameter) else "unknown", view)
+        if op.name == "memref.reshape":
+            at = op.operands[0]
+        elif op.name == "memref.view":
+            view = view if view is not None else at
+            at = op.operands[0]
+        elif op.name == "memref.from_tensor":
+            return Memory(op.operands[0], "tensor", view)
+        else:
+            return Memory(at, "alloc" if op.name == "memref.alloc" else "unknown", view)
+
+
+def alias(a: Memory, b: Memory) -> Alias:
+    """Whether two memories are the same, have nothing in common, or may overlap."""
+    if a.base is b.base:
+        if a.view is b.view:
+            return "same"
+        return "never" if a.view is not None and b.view is not None and _apart(a.view, b.view) else "maybe"
+    kinds = {a.kind, b.kind}
+    if kinds == {"parameter"} or "unknown" in kinds:
+        return "maybe"
+    return "never"
+
+
+def _apart(a: Value, b: Value) -> bool:
+    (start_a, stop_a), (start_b, stop_b) = _window(a), _window(b)
+    return _not_negative(start_b - stop_a) or _not_negative(start_a - stop_b)
+
+
+def _window(view: Value) -> tuple[Dim, Dim]:
+    """First byte and the one behind the last of a view."""
+    op = view.defining_op
+    assert op is not None and isinstance(view.type, MemRefType)
+    offset: Dim = op.attributes["offset"]  # type: ignore[assignment]
+    return offset, offset + product(view.type.shape) * view.type.dtype.itemsize
+
+
+def _not_negative(dim: Dim) -> bool:
+    if isinstance(dim, int):
+        return dim >= 0
+    return isinstance(dim, DimExpr) and all(c >= 0 and all(isinstance(a, str) for a in m) for m, c in dim.terms)
+
+
+def accesses_of(op: Operation) -> list[Access]:
+    """What one operation reads and writes itself, not in its regions.
+
+    An operation that is not known counts as reading and writing all of its buffers.
+    """
+    name = op.name
+    if name in _SINGLE:
+        return [_single(op, _SINGLE[name])]
+    if name in _NO_ACCESS or op.definition.is_terminator:
+        return []
+    buffers = list(dict.fromkeys(v for v in op.operands if isinstance(v.type, MemRefType)))
+    if name == "memref.to_tensor":
+        return [_whole(op, op.operands[0], False)]
+    if name == "memref.copy":
+        return [_whole(op, op.operands[0], False), _whole(op, op.operands[1], True)]
+    return [_whole(op, b, w) for b in buffers for w in (False, True)]
+
+
+def _single(op: Operation, writes: bool) -> Access:
+    (access,) = written_accesses(op)
+    indices = tuple(i.expr for i in access.indices)
+    sizes = tuple(i.size or 1 for i in access.indices)
+    return Access(op, access.buffer, memory_of(access.buffer), indices, sizes, writes, bool(op.attributes.get(PRESENT)))
+
+
+def _whole(op: Operation, buffer: Value, writes: bool) -> Access:
+    return Access(op, buffer, memory_of(buffer), None, (), writes)
+
+
+def all_accesses(ops: Iterable[Operation]) -> list[Access]:
+    """What operations and all inside them read and write, in order."""
+    return [a for op in ops for inner in op.walk() for a in accesses_of(inner)]
+
+
+def stored_value(op: Operation) -> Value:
+    """The value that a store writes."""
+    return op.operand_uses[0].value
+
+
+def has_other_effect(op: Operation) -> bool:
+    """Whether the operation, or one inside it, has an effect other than reading and writing buffers (print, assert, ...)."""
+    for inner in op.walk():
+        definition = inner.definition
+        if definition.pure or definition.is_terminator or definition.dialect in _CONTROL or inner.name in _SINGLE:
+            continue
+        if inner.name not in ("memref.alloc", "memref.copy", "memref.to_tensor"):
+            return True
+    return False
+
+
+def same_place(a: Access, b: Access) -> bool:
+    """Whether two accesses mean the same elements whenever both run with the same values."""
+    return (
+        a.indices is not None
+        and a.indices == b.indices
+        and a.sizes == b.sizes
+        and alias(a.memory, b.memory) == "same"
+        and a.type.shape == b.type.shape
+        and a.type.dtype == b.type.dtype
+        and not a.partial
+        and not b.partial
+    )
+
+
+def blocks_around(op: Operation) -> Iterator[Block]:
+    """The block of an operation and those around it, innermost first."""
+    block = op.block
+    while block is not None:
+        yield block
+        outer = block.parent.parent if block.parent is not None else None
+        block = outer.block if outer is not None else None
