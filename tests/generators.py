@@ -333,9 +333,7 @@ class Growth:
                 break
             clone = clone_operation(op, mapping, self._name)
             substitute_operation(clone, bindings)
-            callee = clone.attributes.get("callee")
-            if isinstance(callee, GraphRef):
-                clone.attributes = {**clone.attributes, "callee": GraphRef(callees[callee.name])}
+            clone.attributes = {n: GraphRef(callees[v.name]) if isinstance(v, GraphRef) else v for n, v in clone.attributes.items()}
             self.graph.block.append(clone)
             self._infer(clone)
             self.pool.extend(r for r in clone.results if isinstance(r.type, TensorType))
