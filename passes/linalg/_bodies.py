@@ -13,6 +13,7 @@ from dialects.arith.bits import andi, xori
 from dialects.arith.cast import index_cast
 from dialects.arith.comparison import cmpi, select
 from dialects.arith.integers import addi, muli
+from dialects.graph._shapes import normalize_axis
 from dialects.memref import dim
 from ir.builder import Builder, current_builder
 from ir.builtin import yield_
@@ -22,7 +23,7 @@ from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, OperandArg, RangeAr
 from ir.opdef import REGISTRY
 from ir.types import MemRefType, ScalarType, Type, boolean, f64, i64, index
 from passes.linalg._elementwise import compare, convert
-from passes.linalg._nests import Loop, Lowering, number, scalar_dtype
+from passes.linalg._nests import Loop, Lowering, number, scalar_dtype, tensor_type
 
 Place = Union[Value, int, DimExpr]
 
@@ -38,6 +39,12 @@ def buffer_type(buffer: Value) -> MemRefType:
     """The type of a value that is a buffer."""
     assert isinstance(buffer.type, MemRefType)
     return buffer.type
+
+
+def axis_of(low: Lowering) -> int:
+    """The operation's axis in its first operand, counted from 0."""
+    axis: Any = low.op.attribute("axis")
+    return normalize_axis(axis, tensor_type(low.op.operands[0]).rank)
 
 
 # -- elements ----------------------------------------------------------------------------------------------------------

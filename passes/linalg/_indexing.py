@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from dialects.arith.bits import andi
 from dialects.arith.comparison import cmpi
 from dialects.arith.integers import subi
-from dialects.graph._shapes import normalize_axis
 from ir.core import Value
 from ir.dims import Dim
 from ir.types import index
-from passes.linalg._bodies import Place, buffer_type, check, from_start, load, parallel, serial, size_of, store, to_index
+from passes.linalg._bodies import Place, axis_of, buffer_type, check, from_start, load, parallel, serial, size_of, store, to_index
 from passes.linalg._nests import Access, Lowering, number, tensor_type
-
-
-def _axis(low: Lowering) -> int:
-    axis: Any = low.op.attribute("axis")
-    return normalize_axis(axis, tensor_type(low.op.operands[0]).rank)
 
 
 def check_indices(low: Lowering, indices: Value, x: Value, axis: int) -> Callable[[], Value]:
@@ -51,7 +44,7 @@ def check_indices(low: Lowering, indices: Value, x: Value, axis: int) -> Callabl
 
 def gathered(low: Lowering) -> list[Value]:
     """``gather``: a nest over the result, with the index in its body."""
-    axis = _axis(low)
+    axis = axis_of(low)
     source, indices = low.operand("x"), low.operand("indices")
     count = check_indices(low, indices, source, axis)
     rank = len(buffer_type(indices).shape)
@@ -69,7 +62,7 @@ def gathered(low: Lowering) -> list[Value]:
 
 def gathered_elements(low: Lowering) -> list[Value]:
     """``gather_elements``: the same with an index for every element."""
-    axis = _axis(low)
+    axis = axis_of(low)
     source, indices = low.operand("x"), low.operand("indices")
     count = check_indices(low, indices, source, axis)
     loops = low.loops(tensor_type(low.op.result).shape)
@@ -85,7 +78,7 @@ def gathered_elements(low: Lowering) -> list[Value]:
 
 def scattered(low: Lowering) -> list[Value]:
     """``scatter``: a copy, then serial loops over the indices, so that the last of equal ones wins."""
-    axis = _axis(low)
+    axis = axis_of(low)
     source, indices, updates = low.operand("x"), low.operand("indices"), low.operand("updates")
     count = check_indices(low, indices, source, axis)
     shape, counted = buffer_type(source).shape, buffer_type(indices).shape

@@ -10,23 +10,17 @@ from dialects.arith.cast import index_cast
 from dialects.arith.comparison import select
 from dialects.arith.floats import addf
 from dialects.arith.integers import addi
-from dialects.graph._shapes import normalize_axis
 from ir.core import Value
 from ir.dims import Dim
 from ir.types import ScalarType, f64, i64, index
-from passes.linalg._bodies import Place, exceeds, load, parallel, require_elements, serial, store, to_double
+from passes.linalg._bodies import Place, axis_of, exceeds, load, parallel, require_elements, serial, store, to_double
 from passes.linalg._nests import Access, Loop, Lowering, narrow, number, tensor_type, wide_dtype, widen
-
-
-def _axis(low: Lowering) -> int:
-    axis: Any = low.op.attribute("axis")
-    return normalize_axis(axis, tensor_type(low.op.operands[0]).rank)
 
 
 def place_of_extreme(low: Lowering) -> list[Value]:
     """``argmax`` and ``argmin``: a nest over the result, with a reduction of the best element and its place inside."""
     op = low.op
-    x, axis = tensor_type(op.operands[0]), _axis(low)
+    x, axis = tensor_type(op.operands[0]), axis_of(low)
     largest = op.definition.name == "argmax"
     shown: Any = op.attribute("axis")
     source = low.operand("x")
@@ -60,7 +54,7 @@ def place_of_extreme(low: Lowering) -> list[Value]:
 
 def running_sum(low: Lowering) -> list[Value]:
     """``cumsum``: a serial loop along the axis; floats are summed in f64, and each sum is rounded once."""
-    result, axis = tensor_type(low.op.result), _axis(low)
+    result, axis = tensor_type(low.op.result), axis_of(low)
     source, buffer = low.operand("x"), low.result_buffer()
     floats = result.dtype.is_float
 

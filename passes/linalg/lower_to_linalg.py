@@ -10,7 +10,7 @@ from ir.core import Graph, Module, Operation, Trivia, Value
 from ir.rewriter import replace_op, walk_graphs
 from ir.types import TensorType, is_known
 from passes.infra.base import Pass, PassContext
-from passes.linalg import _effects, _elementwise, _indexing, _moves, _powers, _reductions, _scans
+from passes.linalg import _effects, _elementwise, _indexing, _moves, _powers, _reductions, _scans, _sorting
 from passes.linalg._nests import Lowering
 
 _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
@@ -42,6 +42,9 @@ _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
     "scatter": _indexing.scattered,
     "argmax": _scans.place_of_extreme,
     "argmin": _scans.place_of_extreme,
+    "sort": _sorting.in_order,
+    "argsort": _sorting.in_order,
+    "topk": _sorting.largest,
     "cumsum": _scans.running_sum,
     "assert": _effects.asserted,
 }

@@ -1,0 +1,207 @@
+"""Loops that put elements in order: sort, argsort, topk.
+
+Places are sorted, not elements: a buffer of indices beside the tensor, in rows along the axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dialects.arith.bits import andi, ori
+from dialects.arith.cast import index_cast
+from dialects.arith.comparison import cmpi, select
+from dialects.arith.integers import addi, minsi, subi
+from ir.core import Value
+from ir.dims import Dim
+from ir.types import ScalarType, boolean, i64, index
+from passes.linalg._bodies import Place, axis_of, buffer_type, check, exceeds, load, parallel, serial, shape_text, size, store, when
+from passes.linalg._nests import Access, Lowering, number, tensor_type, widen
+
+_SELECTED = 64
+"""Up to how many elements ``topk`` keeps a sorted list of them instead of sorting the row."""
+
+
+def _replaced(places: Sequence[Any], axis: int, place: Any) -> list[Any]:
+    return [*places[:axis], place, *places[axis + 1 :]]
+
+
+# -- a row -------------------------------------------------------------------------------------------------------------
+
+
+class RowSorter:
+    """A stable merge sort of the places along an axis, from runs of one element upwards.
+
+    The runs go back and forth between the two halves of a buffer: pass number p reads half p mod 2.  All that does not
+    depend on the row is built in front of the loops over rows, where the sorter is made.
+    """
+
+    def __init__(self, low: Lowering, source: Value, axis: int, descending: bool) -> None:
+        shape = buffer_type(source).shape
+        self.source, self.axis, self.descending = source, axis, descending
+        self.extent = shape[axis]
+        self.places = low.alloc(index, (2, *shape), f"{low.origin}.places")
+        self.count = size(source, axis)
+        self.passes: Place | Dim
+        self.half: Place | Dim
+        """The half that the sorted places are in at the end."""
+        if isinstance(self.extent, int):
+            self.passes = max(self.extent - 1, 0).bit_length()
+            self.half = self.passes % 2
+        else:
+            self.passes, self.half = _count_passes(self.count)
+
+    def sort(self, row: Sequence[Place]) -> None:
+        """Sorts the places of one row; what stands in ``row`` for the axis means nothing."""
+
+        def begin(at: Value) -> Sequence[Value]:
+            store(at, self.places, [0, *_replaced(row, self.axis, at)])
+            return ()
+
+        serial(0, self.extent, [], begin)
+
+        def double_runs(_: Value, width: Value, read: Value, write: Value) -> Sequence[Value]:
+            twice = addi(width, width)
+
+            def two_runs(start: Value) -> Sequence[Value]:
+                self._merge(row, start, minsi(addi(start, width), self.count), minsi(addi(start, twice), self.count), read, write)
+                return ()
+
+            serial(0, self.extent, [], two_runs, step=twice)
+            return twice, write, read
+
+        serial(0, self.passes, [number(1, index), number(0, index), number(1, index)], double_runs)
+
+    def _merge(self, row: Sequence[Place], start: Value, middle: Value, end: Value, read: Value, write: Value) -> None:
+        last = subi(self.count, number(1, index))
+
+        def step(at: Value, left: Value, right: Value) -> Sequence[Value]:
+            # a run that has come to its end is not asked, so any place will do
+            first, second = (load(self.places, [read, *_replaced(row, self.axis, minsi(p, last))]) for p in (left, right))
+            x, y = (widen(load(self.source, _replaced(row, self.axis, p))) for p in (first, second))
+            overtakes = exceeds(y, x) if self.descending else exceeds(x, y)
+            none_left, some_right = cmpi(left, middle, predicate="ge"), cmpi(right, end, predicate="lt")
+            chosen = ori(none_left, andi(some_right, overtakes))
+            store(select(chosen, second, first), self.places, [write, *_replaced(row, self.axis, at)])
+            one = number(1, index)
+            return select(chosen, left, addi(left, one)), select(chosen, addi(right, one), right)
+
+        serial(start, end, [start, middle], step)
+
+
+def _count_passes(count: Value) -> tuple[Value, Value]:
+    """How many times runs of one element have to be doubled, and that number mod 2."""
+    zero, one = number(0, index), number(1, index)
+
+    def step(_: Value, width: Value, passes: Value, half: Value, other: Value) -> Sequence[Value]:
+        more = cmpi(width, count, predicate="lt")
+        return addi(width, width), select(more, addi(passes, one), passes), select(more, other, half), select(more, half, other)
+
+    _, passes, half, _ = serial(0, 62, [one, zero, zero, one], step)
+    return passes, half
+
+
+def _sorted_rows(low: Lowering, source: Value, axis: int, descending: bool) -> Callable[[Sequence[Dim]], Value]:
+    """Sorts all rows; what it returns loads the place at a position of the result."""
+    with low.builder:
+        sorter = RowSorter(low, source, axis, descending)
+        parallel(_replaced(buffer_type(source).shape, axis, 1), sorter.sort)
+    return lambda names: load(sorter.places, [sorter.half, *names])
+
+
+def _over_result(low: Lowering, number_: int, body: Callable[[Sequence[Dim]], Value]) -> Value:
+    """A nest over a result."""
+    buffer = low.result_buffer(number_)
+    loops = low.loops(tensor_type(low.op.results[number_]).shape)
+    names: tuple[Dim, ...] = tuple(n.name for n in loops)
+    low.generic(loops, [], Access(buffer, names), lambda _: body(names))
+    return buffer
+
+
+# -- operations --------------------------------------------------------------------------------------------------------
+
+
+def in_order(low: Lowering) -> list[Value]:
+    """``sort`` and ``argsort``: the places of each row are sorted, then a nest over the result."""
+    axis, source = axis_of(low), low.operand("x")
+    place = _sorted_rows(low, source, axis, bool(low.op.attribute("descending")))
+
+    def element(names: Sequence[Dim]) -> Value:
+        return load(source, _replaced(names, axis, place(names)))
+
+    def position(names: Sequence[Dim]) -> Value:
+        return index_cast(place(names), result_type=ScalarType(i64))  # type: ignore[no-any-return]
+
+    return [_over_result(low, 0, element if low.op.definition.name == "sort" else position)]
+
+
+def largest(low: Lowering) -> list[Value]:
+    """``topk``: the first of a sorted row, or for few of them a list that is kept in order."""
+    axis, source, k = axis_of(low), low.operand("x"), low.op.attribute("k")
+    assert isinstance(k, int)
+    extent = buffer_type(source).shape[axis]
+    if not isinstance(extent, int):
+        _check_count(low, source, axis, k)
+    descending = bool(low.op.attribute("largest"))
+    few = k <= _SELECTED and extent != k
+    place = _selected_rows(low, source, axis, k, descending) if few else _sorted_rows(low, source, axis, descending)
+    return [
+        _over_result(low, 0, lambda names: load(source, _replaced(names, axis, place(names)))),
+        _over_result(low, 1, lambda names: index_cast(place(names), result_type=ScalarType(i64))),
+    ]
+
+
+def _check_count(low: Lowering, source: Value, axis: int, k: int) -> None:
+    with low.builder:
+        text, texts, values = shape_text(source)
+        enough = cmpi(size(source, axis), number(k, index), predicate="ge")
+        shown = f"axis {low.op.attribute('axis')} has {texts[buffer_type(source).shape[axis]]} elements"
+        check(enough, f"topk: topk with k={k} of a tensor of shape {text}: {shown}", values)
+
+
+def _selected_rows(low: Lowering, source: Value, axis: int, k: int, descending: bool) -> Callable[[Sequence[Dim]], Value]:
+    """Goes through each row with a sorted list of the k best places so far."""
+    shape = buffer_type(source).shape
+    with low.builder:
+        best = low.alloc(index, _replaced(shape, axis, k), f"{low.origin}.places")
+
+        def row(places: list[Place]) -> None:
+            def element(at: Place) -> Value:
+                return widen(load(source, _replaced(places, axis, at)))
+
+            def better(x: Value, y: Value) -> Value:
+                return exceeds(x, y) if descending else exceeds(y, x)
+
+            def insert(at: Value, length: Place | Dim) -> tuple[Value, ...]:
+                """Moves what is worse one place on; returns what falls out at the end."""
+
+                def step(slot: Value, hand: Value, placed: Value) -> Sequence[Value]:
+                    here = _replaced(places, axis, slot)
+                    found = load(best, here)
+                    swap = ori(placed, better(element(hand), element(found)))
+                    store(select(swap, hand, found), best, here)
+                    return select(swap, found, hand), swap
+
+                return serial(0, length, [at, number(False, boolean)], step)
+
+            def begin(at: Value) -> Sequence[Value]:
+                hand, _ = insert(at, at)
+                store(hand, best, _replaced(places, axis, at))
+                return ()
+
+            def further(at: Value) -> Sequence[Value]:
+                worst = element(load(best, _replaced(places, axis, k - 1)))
+
+                def enter() -> Sequence[Value]:
+                    insert(at, k)
+                    return ()
+
+                when(better(element(at), worst), enter)
+                return ()
+
+            serial(0, k, [], begin)
+            serial(k, shape[axis], [], further)
+
+        if k:
+            parallel(_replaced(shape, axis, 1), row)
+    return lambda names: load(best, list(names))
