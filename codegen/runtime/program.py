@@ -82,12 +82,13 @@ class NativeProgram:
         self.stored = [_aligned(a) for a in stored]
         self.main_address = code.address(text.function)
         self._main = MAIN(self.main_address)
-        self._workspace = WORKSPACE(code.address(f"{text.function}_workspace"))
+        self.workspace_address = code.address(f"{text.function}_workspace")
+        self._workspace = WORKSPACE(self.workspace_address)
         self._pool = pool
-        self._result_types = [_result_type(v, t) for v, t in zip(graph.results, graph.result_types, strict=True)]
+        self.result_types = [_result_type(v, t) for v, t in zip(graph.results, graph.result_types, strict=True)]
         self._written = written_buffers(graph)
         self._plans: dict[tuple[Any, ...], _Plan] = {}
-        self._frames = Frames(len(graph.parameters) + len(self._result_types) + len(self.stored))
+        self._frames = Frames(len(graph.parameters) + len(self.result_types) + len(self.stored))
         self._calls_back = any(s.operation.definition.full_name == "graph.print" for s in text.sites)
 
     @property
@@ -103,6 +104,12 @@ class NativeProgram:
     def workspace_size(self) -> int:
         """The largest workspace that the runs so far asked for, in bytes."""
         return max((p.workspace for p in self._plans.values()), default=0)
+
+    def lend_frame(self, size: int) -> Frame:
+        """A frame with a workspace of at least ``size`` bytes, for good."""
+        frame = self._frames.take()
+        frame.reserve(size)
+        return frame
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -182,7 +189,7 @@ class NativeProgram:
         bindings = bind_shapes(graph, types)
         check_sizes(graph, bindings)
         results = []
-        for value, type_ in zip(graph.results, self._result_types, strict=True):
+        for value, type_ in zip(graph.results, self.result_types, strict=True):
             concrete = substitute_type(type_, bindings)
             assert isinstance(concrete, TensorType)
             if not all(isinstance(d, int) for d in concrete.shape):

@@ -1,0 +1,375 @@
+"""The fast way into a native program: a compiled function that Python calls without any Python code in between.
+
+It takes plain arrays only: of the right element type, without gaps, aligned, of fitting shape.  For everything else, and
+for errors, it calls the slow path with the same arguments, which handles it or says what is wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from codegen.runtime._dims_ir import DIMENSION_LIMIT, DimWriter, Lines, Number, Unsupported
+from codegen.runtime.abi import ALIGNMENT, STATE_BYTES, Loader
+from codegen.runtime.frames import Frame, aligned_bytes
+from codegen.runtime.numpy_api import (
+    ALIGNED,
+    C_CONTIGUOUS,
+    DATA_OFFSET,
+    DTYPE_OFFSET,
+    FLAGS_OFFSET,
+    RANK_OFFSET,
+    SHAPE_OFFSET,
+    TYPE_OFFSET,
+    Interface,
+    find_interface,
+)
+from codegen.runtime.program import NativeProgram
+from ir.core import Constraint
+from ir.dims import Dim, UnknownDim
+from ir.interpreter import MEMORY_LIMIT
+from ir.types import TensorType
+
+_METH_FASTCALL_KEYWORDS = 0x0080 | 0x0002
+_RELEASE_BYTES = 1 << 14
+"""Runs over more bytes than this let other Python threads go on meanwhile."""
+
+_CHECKED_BOOLS = 4096
+"""Arrays of more booleans than this go the slow way, which checks their bytes faster."""
+
+_CONTROL_BYTES = 64  # i32 whether the workspace is in use; at +8 its address, at +16 its size
+
+_NAME = "graph_opt_entry"
+
+_BOOLS = f"""
+define internal i1 @graph_opt_are_bools(ptr %data, i64 %count) {{
+entry:
+  %few = icmp ule i64 %count, {_CHECKED_BOOLS}
+  br i1 %few, label %test, label %no
+test:
+  %i = phi i64 [ 0, %entry ], [ %next, %body ]
+  %more = icmp ult i64 %i, %count
+  br i1 %more, label %body, label %yes
+body:
+  %place = getelementptr i8, ptr %data, i64 %i
+  %byte = load i8, ptr %place, align 1
+  %fine = icmp ule i8 %byte, 1
+  %next = add i64 %i, 1
+  br i1 %fine, label %test, label %no
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+"""
+
+
+class _MethodDef(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p))
+
+
+_methods: list[Any] = []
+"""Descriptions of the callables that were made; Python reads them even while it frees a callable, so they stay."""
+
+
+class Entry:
+    """The native callable of a program.
+
+    ``callable`` takes arrays by position and returns an array or a tuple of arrays; ``slow`` is called instead for
+    whatever it does not take.  It is valid as long as this object lives: ``slow`` must hold on to it.
+    """
+
+    def __init__(self, program: NativeProgram, slow: Callable[..., Any], load: Loader, interface: Interface) -> None:
+        self._program = program
+        self._control = aligned_bytes(_CONTROL_BYTES)
+        self._control.fill(0)
+        self._frame: Frame | None = None
+        self.text = _Writer(program, int(self._control.ctypes.data), interface).text()
+        self._code = load(self.text)
+        name = program.graph.name.encode("ascii", "replace")
+        method = _MethodDef(name, self._code.address(_NAME), _METH_FASTCALL_KEYWORDS, f"Runs graph @{program.graph.name}.".encode("ascii", "replace"))
+        _methods.append(method)
+        make = ctypes.pythonapi.PyCFunction_NewEx
+        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+        self.callable: Callable[..., Any] = make(ctypes.addressof(method), slow, None)
+
+    def adopt(self) -> None:
+        """Takes over the workspace of a finished run when it is larger than what is at hand; the slow path calls this."""
+        needed = self._program.workspace_size()
+        busy = ctypes.c_int32.from_address(int(self._control.ctypes.data))
+        words = (ctypes.c_uint64 * 2).from_address(int(self._control.ctypes.data) + 8)
+        if words[1] < needed and not busy.value:  # only changed by those who hold the interpreter's lock, as we do
+            frame = self._program.lend_frame(needed)
+            words[0], words[1] = frame.workspace_address, frame.workspace.size
+            self._frame = frame
+
+
+def make_entry(program: NativeProgram, slow: Callable[..., Any], load: Loader) -> Entry | None:
+    """The fast path of a program; None where there can't be one.
+
+    There is none for programs that write to their arguments, print or run on several threads, for sizes that take more
+    than 64 bits to compute, and in a Python or numpy that is not known here.
+    """
+    if program.updates_arguments or program.calls_back or program.threads != 1 or program.poison:
+        return None
+    interface = find_interface()
+    if interface is None:
+        return None
+    try:
+        return Entry(program, slow, load, interface)
+    except Unsupported:
+        return None
+
+
+class _Writer:
+    """Writes the entry of one program."""
+
+    def __init__(self, program: NativeProgram, control: int, interface: Interface) -> None:
+        self.program = program
+        self.control = control
+        self.interface = interface
+        self.out = Lines()
+        self.dims = DimWriter(self.out)
+        self.conditions: list[str] = []
+        self.parameter_types: list[TensorType] = []
+        for parameter in program.graph.parameters:
+            if not isinstance(parameter.type, TensorType) or any(isinstance(d, UnknownDim) for d in parameter.type.shape):
+                raise Unsupported
+            self.parameter_types.append(parameter.type)
+
+    def text(self) -> str:
+        """The whole module."""
+        out, program = self.out, self.program
+        parameters, results = len(self.parameter_types), len(program.result_types)
+        out.label("entry")
+        out.add(f"%args = alloca ptr, i64 {max(1, parameters + results + len(program.stored))}, align 16")
+        out.add(f"%dims = alloca i64, i64 {max(1, len(program.text.symbols))}, align 16")
+        out.add(f"%shape = alloca i64, i64 {max([1, *(t.rank for t in program.result_types)])}, align 16")
+        out.add(f"%state = alloca i8, i64 {STATE_BYTES}, align {ALIGNMENT}")
+        out.add("%no_names = icmp eq ptr %names, null")
+        out.add(f"%right_count = icmp eq i64 %count, {parameters}")
+        self._go_on_if(["%no_names", "%right_count"])
+        sizes = [self._argument(i, t) for i, t in enumerate(self.parameter_types)]
+        self._bind(sizes)
+        self._shapes_of_results()
+        self._workspace()
+        for i in range(results):
+            self._result(i)
+        self._run()
+        self._return()
+        self._failures()
+        body = "\n".join(out.lines)
+        return (
+            f"declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n{_BOOLS}\n"
+            f"define ptr @{_NAME}(ptr %self, ptr %items, i64 %count, ptr %names) {{\n{body}\n}}\n"
+        )
+
+    # -- pieces --------------------------------------------------------------------------------------------------------
+
+    def _call(self, type_: str, name: str, arguments: str) -> str:
+        return f"call {type_} inttoptr (i64 {self.interface.functions[name]} to ptr)({arguments})"
+
+    def _field(self, type_: str, base: str, offset: int) -> str:
+        place = self.out.let(f"getelementptr i8, ptr {base}, i64 {offset}")
+        return self.out.let(f"load {type_}, ptr {place}")
+
+    def _go_on_if(self, conditions: list[str], otherwise: str = "slow") -> None:
+        following = f"go{len(self.out.lines)}"
+        self.out.add(f"br i1 {self.out.all_of(conditions)}, label %{following}, label %{otherwise}")
+        self.out.label(following)
+
+    def _argument(self, position: int, type_: TensorType) -> list[str]:
+        """Checks an argument as far as that needs no other; returns registers with its sizes."""
+        out = self.out
+        item = self._field("ptr", "%items", 8 * position)
+        kind = self._field("ptr", item, TYPE_OFFSET)
+        self._go_on_if([out.let(f"icmp eq ptr {kind}, inttoptr (i64 {self.interface.array_type} to ptr)")])
+        dtype = self._field("ptr", item, DTYPE_OFFSET)
+        rank = self._field("i32", item, RANK_OFFSET)
+        flags = out.let(f"and i32 {self._field('i32', item, FLAGS_OFFSET)}, {C_CONTIGUOUS | ALIGNED}")
+        self._go_on_if(
+            [
+                out.let(f"icmp eq ptr {dtype}, inttoptr (i64 {id(type_.dtype.numpy)} to ptr)"),
+                out.let(f"icmp eq i32 {rank}, {type_.rank}"),
+                out.let(f"icmp eq i32 {flags}, {C_CONTIGUOUS | ALIGNED}"),
+            ]
+        )
+        data = self._field("ptr", item, DATA_OFFSET)
+        self._store_pointer(position, data)
+        shape = self._field("ptr", item, SHAPE_OFFSET) if type_.rank else ""
+        sizes = [self._field("i64", shape, 8 * axis) for axis in range(type_.rank)]
+        conditions = []
+        for dim, size in zip(type_.shape, sizes, strict=True):
+            if isinstance(dim, int):
+                conditions.append(out.let(f"icmp eq i64 {size}, {dim}"))
+            else:
+                conditions.append(out.let(f"icmp ule i64 {size}, {DIMENSION_LIMIT}"))
+        self._go_on_if(conditions)
+        if type_.dtype.kind == "bool":
+            count = "1"
+            for size in sizes:
+                count = out.let(f"mul i64 {count}, {size}")
+            self._go_on_if([out.let(f"call i1 @graph_opt_are_bools(ptr {data}, i64 {count})")])
+        return sizes
+
+    def _store_pointer(self, position: int, pointer: str) -> None:
+        place = self.out.let(f"getelementptr ptr, ptr %args, i64 {position}")
+        self.out.add(f"store ptr {pointer}, ptr {place}")
+
+    def _bind(self, sizes: list[list[str]]) -> None:
+        """Finds the named dimensions, compares the others, checks the conditions of the graph, stores ``dims``."""
+        conditions: list[str] = []
+        pairs = [(d, s) for t, found in zip(self.parameter_types, sizes, strict=True) for d, s in zip(t.shape, found, strict=True)]
+        pending = [(d, s) for d, s in pairs if not isinstance(d, int)]
+        pending.sort(key=lambda pair: not _is_name(pair[0]))  # stable: plain names first
+        while pending:
+            remaining = [(d, s) for d, s in pending if not self.dims.bind(d, s, conditions)]
+            if len(remaining) == len(pending):
+                raise Unsupported
+            pending = remaining
+        for constraint in self.program.graph.constraints:
+            conditions += self._constraint(constraint)
+        self._go_on_if(conditions)
+        for i, name in enumerate(self.program.text.symbols):
+            place = self.out.let(f"getelementptr i64, ptr %dims, i64 {i}")
+            self.out.add(f"store i64 {self.dims.value(_name(name)).text}, ptr {place}")
+        self._bytes(sizes)
+
+    def _constraint(self, constraint: Constraint) -> list[str]:
+        words = {"<=": "sle", "<": "slt", "==": "eq", ">=": "sge", ">": "sgt"}
+        values = [self.dims.value(d) for d in constraint.dims]
+        return [
+            self.out.let(f"icmp {words[c]} i64 {a.text}, {b.text}") for c, a, b in zip(constraint.comparisons, values, values[1:], strict=False)
+        ]
+
+    def _bytes(self, sizes: list[list[str]]) -> None:
+        """How many bytes a run reads, roughly: decides whether others may run meanwhile."""
+        total = str(sum(a.nbytes for a in self.program.stored))
+        for type_, found in zip(self.parameter_types, sizes, strict=True):
+            count = str(type_.dtype.itemsize)
+            for size in found:
+                count = self.out.let(f"mul i64 {count}, {size}")
+            total = self.out.let(f"add i64 {total}, {count}")
+        self.total = total
+
+    def _shapes_of_results(self) -> None:
+        """Sizes of the results; a negative one, or a result too large for memory, goes the slow way."""
+        out = self.out
+        self.result_shapes: list[list[Number]] = []
+        conditions = []
+        for type_ in self.program.result_types:
+            shape = [self.dims.value(d) for d in type_.shape]
+            self.result_shapes.append(shape)
+            if all(n.low == n.high for n in shape):
+                continue
+            count = f"{type_.dtype.itemsize}.0"
+            for number in shape:
+                if number.low < 0:
+                    conditions.append(out.let(f"icmp sge i64 {number.text}, 0"))
+                count = out.let(f"fmul double {count}, {out.let(f'sitofp i64 {number.text} to double')}")
+            conditions.append(out.let(f"fcmp ole double {count}, {float(MEMORY_LIMIT)}"))
+        if conditions:
+            self._go_on_if(conditions)
+
+    def _workspace(self) -> None:
+        """Takes the workspace, if the program needs one; the slow way when it is too small or in use."""
+        out = self.out
+        out.add(f"%needed = call i64 inttoptr (i64 {self.program.workspace_address} to ptr)(ptr %dims)")
+        has, used = out.let(f"inttoptr i64 {self.control} to ptr"), "%workspace"
+        size = self._field("i64", has, 16)
+        self._go_on_if([out.let(f"icmp ule i64 {'%needed'}, {size}")])
+        out.add("%none_needed = icmp eq i64 %needed, 0")
+        out.add("br i1 %none_needed, label %ready, label %take")
+        out.label("take")
+        got = out.let(f"cmpxchg ptr {has}, i32 0, i32 1 acquire monotonic")
+        taken = out.let(f"extractvalue {{ i32, i1 }} {got}, 1")
+        out.add(f"br i1 {taken}, label %ready, label %slow")
+        out.label("ready")
+        out.add(f"{used} = load ptr, ptr getelementptr (i8, ptr inttoptr (i64 {self.control} to ptr), i64 8)")
+
+    def _result(self, position: int) -> None:
+        out, type_ = self.out, self.program.result_types[position]
+        for axis, number in enumerate(self.result_shapes[position]):
+            place = out.let(f"getelementptr i64, ptr %shape, i64 {axis}")
+            out.add(f"store i64 {number.text}, ptr {place}")
+        dtype = f"ptr inttoptr (i64 {id(type_.dtype.numpy)} to ptr)"
+        out.add(self._call("void", "Py_IncRef", dtype))  # the new array takes this reference
+        out.add(
+            f"%result{position} = call ptr inttoptr (i64 {self.interface.new_array} to ptr)("
+            f"ptr inttoptr (i64 {self.interface.array_type} to ptr), {dtype}, i32 {type_.rank}, ptr %shape, ptr null, ptr null, i32 0, ptr null)"
+        )
+        self._go_on_if([out.let(f"icmp ne ptr %result{position}, null")], f"failed{position}")
+        self._store_pointer(len(self.parameter_types) + position, self._field("ptr", f"%result{position}", DATA_OFFSET))
+
+    def _run(self) -> None:
+        """Calls the program, with Python's lock given up while much is to be done."""
+        out, program = self.out, self.program
+        for i, array in enumerate(program.stored):
+            self._store_pointer(len(self.parameter_types) + len(program.result_types) + i, f"inttoptr (i64 {array.ctypes.data} to ptr)")
+        out.add(f"call void @llvm.memset.p0.i64(ptr align {ALIGNMENT} %state, i8 0, i64 {STATE_BYTES}, i1 false)")
+        total = out.let(f"add i64 {self.total}, %needed")
+        out.add(f"%long = icmp ugt i64 {total}, {_RELEASE_BYTES}")
+        out.add("br i1 %long, label %alone, label %run")
+        call = f"call i32 inttoptr (i64 {program.main_address} to ptr)(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 0, i64 1)"
+        out.label("alone")
+        out.add(f"%thread = {self._call('ptr', 'PyEval_SaveThread', '')}")
+        out.add(f"%status1 = {call}")
+        out.add(self._call("void", "PyEval_RestoreThread", "ptr %thread"))
+        out.add("br label %done")
+        out.label("run")
+        out.add(f"%status2 = {call}")
+        out.add("br label %done")
+        out.label("done")
+        out.add("%status = phi i32 [ %status1, %alone ], [ %status2, %run ]")
+        self._free_workspace()
+        self._go_on_if([out.let("icmp eq i32 %status, 0")], f"failed{len(program.result_types)}")
+
+    def _free_workspace(self) -> None:
+        number = len(self.out.lines)
+        self.out.add(f"br i1 %none_needed, label %free{number}, label %release{number}")
+        self.out.label(f"release{number}")
+        self.out.add(f"store atomic i32 0, ptr inttoptr (i64 {self.control} to ptr) release, align 4")
+        self.out.add(f"br label %free{number}")
+        self.out.label(f"free{number}")
+
+    def _return(self) -> None:
+        out, count = self.out, len(self.program.result_types)
+        if count == 1:
+            out.add("ret ptr %result0")
+            return
+        tuple_ = out.let(self._call("ptr", "PyTuple_New", f"i64 {count}"))
+        self._go_on_if([out.let(f"icmp ne ptr {tuple_}, null")], f"failed{count}")
+        for i in range(count):
+            out.let(self._call("i32", "PyTuple_SetItem", f"ptr {tuple_}, i64 {i}, ptr %result{i}"))
+        out.add(f"ret ptr {tuple_}")
+
+    def _failures(self) -> None:
+        """Gives back what is held, last first, and goes the slow way."""
+        out, count = self.out, len(self.program.result_types)
+        out.label(f"failed{count}")
+        for i in range(count):
+            out.add(self._call("void", "Py_DecRef", f"ptr %result{i}"))
+        out.add("br label %clear")
+        for position in range(count):  # no memory for this result: the workspace is held, and those before it
+            out.label(f"failed{position}")
+            for i in range(position):
+                out.add(self._call("void", "Py_DecRef", f"ptr %result{i}"))
+            self._free_workspace()
+            out.add("br label %clear")
+        out.label("clear")
+        out.add(self._call("void", "PyErr_Clear", ""))
+        out.add("br label %slow")
+        out.label("slow")
+        out.add(f"%answer = {self._call('ptr', 'PyObject_Vectorcall', 'ptr %self, ptr %items, i64 %count, ptr %names')}")
+        out.add("ret ptr %answer")
+
+
+def _is_name(dim: Dim) -> bool:
+    return not isinstance(dim, int) and str(dim).isidentifier()
+
+
+def _name(name: str) -> Dim:
+    from ir.dims import symbol
+
+    return symbol(name)
