@@ -16,6 +16,7 @@ from dialects import math as m
 from dialects.arith.bits import andi, ori, shli, shrsi, shrui, xori
 from dialects.arith.cast import bitcast, extf, extsi, extui, fptosi, fptoui, sitofp, trunci, uitofp
 from dialects.arith.comparison import cmpf, cmpi, select
+from dialects.arith.constant import constant
 from dialects.arith.floats import addf, divf, maximumf, minimumf, mulf, negf, remf, subf
 from dialects.arith.integers import (
     addi,
@@ -293,10 +294,14 @@ def nest(low: Lowering, scalar_body: Body, *, computed: bool) -> list[Value]:
     result = tensor_type(op.result)
     loops = low.loops(result.shape)
     names: tuple[Dim, ...] = tuple(n.name for n in loops)
-    reads = [broadcast_access(low.buffer(v), tensor_type(v).shape, names) for v in op.operands]
+    fixed = [low.single_constant(v) for v in op.operands]
+    reads = [
+        broadcast_access(low.buffer(v), tensor_type(v).shape, names) for v, number_ in zip(op.operands, fixed, strict=True) if number_ is None
+    ]
 
     def body(*scalars: Value) -> Value:
-        operands = scalars[:-1]
+        given = iter(scalars[:-1])
+        operands = [next(given) if c is None else constant(c) for c in fixed]
         if not computed:
             return scalar_body(op, *operands)
         found = scalar_body(op, *map(widen, operands))

@@ -124,6 +124,14 @@ class Lowering:
             self._buffers[tensor] = found
         return found
 
+    def single_constant(self, tensor: Value) -> Dense | None:
+        """The only element of a tensor that is written in the program; None for any other tensor."""
+        op = tensor.defining_op
+        value = op.attributes.get("value") if op is not None and op.name == "graph.constant" else None
+        if not isinstance(value, Dense) or value.array.size != 1:
+            return None
+        return Dense(value.array.reshape(()), value.dtype)
+
     def alloc(self, dtype: DType, shape: Sequence[Dim], name: str) -> Value:
         """New memory."""
         type_ = MemRefType(dtype, tuple(shape))
