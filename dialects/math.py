@@ -256,6 +256,27 @@ def erfc(x: FloatScalar) -> Any:
     return _special.erfc(np.asarray(x))
 
 
+@op(infer=same, dialect="math", elementwise=True)
+def normcdf(x: FloatScalar) -> Any:
+    """The distribution function of the standard normal distribution, 0.5 * erfc(-x / sqrt(2)).
+
+    Accurate where it is small too: the quotient is not rounded before the exponential, which far below 0 would magnify
+    its error.  So x * normcdf(x) is the exact gelu.  normcdf(-inf) is 0, normcdf(inf) is 1, NaN stays NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %p = math.normcdf(%a) : f32
+            %r = arith.mulf(%a, %p) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return _special.normcdf(np.asarray(x))
+
+
 @op(infer=same, dialect="math", elementwise=True, exact=True)
 def absf(x: FloatScalar) -> Any:
     """The absolute value of a float.

@@ -1,0 +1,1 @@
+"""Passes on vectors and the scalars of loop bodies."""
