@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from dialects.arith.constant import constant
+from ir.attributes import Dense
+from ir.builder import Builder
 from ir.clone import clone_operation
 from ir.core import Graph, Operation, Value
 from ir.dims import Dim, exact_div, symbol
 from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, LoopDim, OperandArg, layout_of
-from ir.types import MemRefType
+from ir.substitute import substitute_attribute
+from ir.types import MemRefType, index
 from passes.infra.base import PassContext
 from passes.linalg._fusion import (
     Indices,
@@ -108,17 +114,23 @@ def can_move_to(producer: Operation, consumer: Operation) -> bool:
     return True
 
 
-def writer_of(buffer: Value) -> Nest | None:
-    """The nest that alone fills a whole buffer, which is memory of the graph's own."""
+def sole_writer(buffer: Value) -> Operation | None:
+    """The top-level nest that alone writes to the memory of a buffer, which is the graph's own."""
     memory = root(buffer)
     if memory.defining_op is None or memory.defining_op.name != "memref.alloc":
         return None
-    writers = [top_level(u) for u in users_of_memory(memory) if any(root(w) is memory for w in written_memory(u))]
-    writers = list(dict.fromkeys(writers))
+    users = list(dict.fromkeys(top_level(u) for u in users_of_memory(memory)))
+    writers = [u for u in users if any(w is memory for w in written_memory(u))]
     if len(writers) != 1 or not is_nest(writers[0]) or writers[0].block is not memory.defining_op.block:
         return None
-    nest = Nest(writers[0])
-    return nest if any(o.buffer is memory for o in nest.outputs) else None
+    return writers[0]
+
+
+def writer_of(buffer: Value) -> Nest | None:
+    """The nest of :func:`sole_writer` when it stores what it yields."""
+    op = sole_writer(buffer)
+    nest = Nest(op) if op is not None else None
+    return nest if nest is not None and any(o.buffer is root(buffer) for o in nest.outputs) else None
 
 
 def output_to(nest: Nest, buffer: Value) -> Output | None:
@@ -203,6 +215,32 @@ def remove_unread(buffer: Value) -> bool:
             alias.defining_op.erase()
     op.erase()
     return True
+
+
+# -- simpler index maps ------------------------------------------------------------------------------------------------
+
+
+def drop_unit_dims(graph: Graph, context: PassContext) -> None:
+    """Takes loop dimensions of one round out of nests; there the index is 0."""
+    for top in list(graph.block):
+        if top.name != "linalg.generic":
+            continue
+        for nest in list(nested_nests(top)):
+            units = [d.name for d in nest.dims if d.bound == 1]
+            if not units:
+                continue
+            for op in list(nest.op.walk()):
+                if op.name == "linalg.index" and op.attributes["dim"] in units:
+                    with Builder.before_op(op):
+                        op.results[0].replace_all_uses_with(constant(Dense(np.array(0, np.int64), index)))
+                    op.erase()
+            layout = [a for a in layout_of(nest.op) if not (isinstance(a, LoopDim) and a.name in units)]
+            nest.op.set_attribute(LAYOUT, tuple(layout))  # type: ignore[arg-type]
+            zeros: dict[str, Dim] = dict.fromkeys(units, 0)
+            for op in nest.op.walk():
+                if LAYOUT in op.attributes:
+                    op.set_attribute(LAYOUT, substitute_attribute(op.attributes[LAYOUT], zeros))
+            context.count("loops of one round dropped", len(units))
 
 
 # -- reads through reshapes --------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from passes.linalg._fusion import (
     users_of_memory,
     written_memory,
 )
-from passes.linalg._joining import can_move_to, is_before, may_alias, read_memory, remove_unread, set_bindings, writer_of
+from passes.linalg._joining import can_move_to, is_before, may_alias, read_memory, remove_unread, set_bindings, sole_writer
 
 
 def join_rows(graph: Graph, context: PassContext) -> None:
@@ -50,10 +50,10 @@ def join_rows(graph: Graph, context: PassContext) -> None:
 def _producers(consumer: Operation) -> Iterator[Operation]:
     seen: set[int] = set()
     for buffer, _ in list(accesses_of(consumer)):
-        writer = writer_of(buffer)
-        if writer is not None and id(writer.op) not in seen and writer.op is not consumer and is_before(writer.op, consumer):
-            seen.add(id(writer.op))
-            yield writer.op
+        writer = sole_writer(buffer)
+        if writer is not None and id(writer) not in seen and writer is not consumer and is_before(writer, consumer):
+            seen.add(id(writer))
+            yield writer
 
 
 def _rows(producer: Operation, consumer: Operation) -> int | None:

@@ -8,7 +8,7 @@ from ir.core import Graph, Module, Operation
 from ir.rewriter import is_pure, walk_graphs
 from passes.infra.base import Pass, PassContext
 from passes.linalg._fusion import is_nest
-from passes.linalg._joining import inline_producer, join_nests, remove_unread, through_reshapes
+from passes.linalg._joining import drop_unit_dims, inline_producer, join_nests, remove_unread, through_reshapes
 from passes.linalg._rows import join_rows
 
 
@@ -73,6 +73,7 @@ def _fuse_graph(graph: Graph, context: PassContext) -> bool:
     if not any(op.name == "linalg.generic" for op in graph.block):
         return False
     before = context.statistics.copy()
+    drop_unit_dims(graph, context)
     through_reshapes(graph, context)
     for inline in (True, False):
         again = True
