@@ -14,10 +14,7 @@ tensors are aligned to :data:`ALIGNMENT`.  ``state`` is zero when a run begins.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any, Protocol
-
-from ir.core import Operation
+from typing import Protocol
 
 ALIGNMENT = 64
 """Alignment of the workspace, of the state and of stored tensors."""
@@ -35,33 +32,6 @@ WORKSPACE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
 
 
-class Site(Protocol):
-    """A place in the code that can fail or call back: its operation, and the message with {0} and {1} for numbers."""
-
-    @property
-    def operation(self) -> Operation: ...
-
-    @property
-    def message(self) -> str: ...
-
-
-class NativeText(Protocol):
-    """What the emitter tells about a graph."""
-
-    @property
-    def function(self) -> str:
-        """NAME."""
-        ...
-
-    @property
-    def symbols(self) -> Sequence[str]:
-        """The named dimensions in the order of ``dims``."""
-        ...
-
-    @property
-    def sites(self) -> Sequence[Site]: ...
-
-
 class NativeCode(Protocol):
     """Loaded machine code.  Its functions can be called as long as the object lives."""
 
@@ -75,5 +45,3 @@ class Loader(Protocol):
 
     def __call__(self, text: str) -> NativeCode: ...
 
-
-Arrays = Sequence[Any]

@@ -43,7 +43,7 @@ def _address_of(name: str) -> int:
 
 
 def _table() -> ctypes.Array[ctypes.c_void_p]:
-    from numpy._core import _multiarray_umath
+    from numpy._core import _multiarray_umath  # type: ignore[attr-defined]
 
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

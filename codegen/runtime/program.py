@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from codegen.llvm.native import NativeModule, Site
 from codegen.runtime.abi import (
     ALIGNMENT,
     CALLBACK,
@@ -20,14 +21,14 @@ from codegen.runtime.abi import (
     STATE_VALUES,
     WORKSPACE,
     NativeCode,
-    NativeText,
 )
 from codegen.runtime.arguments import is_plain, plain_copy, prepare, written_buffers
 from codegen.runtime.frames import Frame, Frames, aligned_bytes
-from ir.core import Graph, Operation, Value
+from ir.core import Graph, Value
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import product
 from ir.interpreter import MEMORY_LIMIT
+from ir.opdef import REGISTRY
 from ir.signature import array_type, bind_shapes, check_count
 from ir.types import DType, MemRefType, TensorType, substitute_type
 
@@ -50,6 +51,7 @@ class _Plan:
     dims_address: int
     results: tuple[tuple[tuple[int, ...], Any], ...]
     workspace: int
+    names: dict[str, int]
 
 
 class NativeProgram:
@@ -65,7 +67,7 @@ class NativeProgram:
 
     def __init__(
         self,
-        text: NativeText,
+        text: NativeModule,
         code: NativeCode,
         graph: Graph,
         stored: Sequence[NDArray[Any]] = (),
@@ -82,14 +84,14 @@ class NativeProgram:
         self.stored = [_aligned(a) for a in stored]
         self.main_address = code.address(text.function)
         self._main = MAIN(self.main_address)
-        self.workspace_address = code.address(f"{text.function}_workspace")
+        self.workspace_address = code.address(text.workspace_function)
         self._workspace = WORKSPACE(self.workspace_address)
         self._pool = pool
         self.result_types = [_result_type(v, t) for v, t in zip(graph.results, graph.result_types, strict=True)]
         self._written = written_buffers(graph)
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._frames = Frames(len(graph.parameters) + len(self.result_types) + len(self.stored))
-        self._calls_back = any(s.operation.definition.full_name == "graph.print" for s in text.sites)
+        self._calls_back = any(s.kind == "print" for s in text.sites)
 
     @property
     def updates_arguments(self) -> bool:
@@ -156,16 +158,14 @@ class NativeProgram:
         if raised:
             raise raised[0]
         if status:
-            raise self._error(frame)
+            raise self._error(frame, plan)
 
-    def _error(self, frame: Frame) -> GraphError:
+    def _error(self, frame: Frame, plan: _Plan) -> GraphError:
         site = ctypes.c_int32.from_address(frame.state_address + STATE_FAILED).value - 1
         values = (ctypes.c_int64 * 2).from_address(frame.state_address + STATE_VALUES)
         if not 0 <= site < len(self.text.sites):
             return GraphError(Diagnostic(f"graph @{self.graph.name} failed", self.graph.loc))
-        found = self.text.sites[site]
-        message = found.message.replace("{0}", str(values[0])).replace("{1}", str(values[1]))
-        return GraphError(Diagnostic(_named(found.operation, message), found.operation.loc))
+        return self.text.sites[site].error(values[0], values[1], plan.names)
 
     def _callback(self, raised: list[BaseException]) -> Any:
         sites = self.text.sites
@@ -173,7 +173,7 @@ class NativeProgram:
         def print_tensor(site: int, data: int | None, dims: int | None) -> int:
             try:
                 if not raised:
-                    _print(sites[site].operation, data, dims)
+                    _print(sites[site], data, dims)
             except BaseException as error:  # goes on in the caller of run, once native code has returned
                 raised.append(error)
             return 1 if raised else 0
@@ -204,7 +204,7 @@ class NativeProgram:
         if not 0 <= size <= MEMORY_LIMIT:
             needed = f"{size} bytes, the limit is {MEMORY_LIMIT}" if size > 0 else f"more than the limit of {MEMORY_LIMIT} bytes"
             raise GraphError(Diagnostic(f"graph @{graph.name} needs a workspace of {needed}", graph.loc))
-        return _Plan(tuple(t.dtype for t in types), dims, address, tuple(results), size)
+        return _Plan(tuple(t.dtype for t in types), dims, address, tuple(results), size, bindings)
 
 
 def check_sizes(graph: Graph, bindings: dict[str, int]) -> None:
@@ -236,11 +236,6 @@ def _result_type(value: Value, declared: Any) -> TensorType:
     return type_
 
 
-def _named(op: Operation, message: str) -> str:
-    name = op.definition.text_name
-    return message if message.startswith(f"{name}:") else f"{name}: {message}"
-
-
 def _aligned(array: NDArray[Any]) -> NDArray[Any]:
     """The array itself when native code can use it as a stored tensor, else a copy that it can."""
     from ir.types import dtype_from_numpy
@@ -255,14 +250,14 @@ def _aligned(array: NDArray[Any]) -> NDArray[Any]:
     return copy
 
 
-def _print(op: Operation, data: int | None, dims: int | None) -> None:
+def _print(site: Site, data: int | None, dims: int | None) -> None:
     """What the reference interpreter prints."""
-    type_ = op.operands[0].type
-    assert isinstance(type_, (TensorType, MemRefType))
+    type_ = site.type
+    assert type_ is not None
     rank = len(type_.shape)
     shape = tuple((ctypes.c_int64 * rank).from_address(dims)) if rank and dims else ()
     size = math.prod(shape) * type_.dtype.itemsize
     memory = ctypes.string_at(data, size) if size and data else b""
     array = np.frombuffer(memory, type_.dtype.numpy).reshape(shape)
-    op.definition.evaluate([array], op.definition.operand_names(op), op.attributes, (), [type_.dtype])
+    REGISTRY["graph.print"].evaluate([array], ["x"], {"label": site.label}, (), [type_.dtype])
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
 
 import dialects  # noqa: F401  defines the operations
+from codegen.llvm.native import Argument, NativeModule, Site
 from codegen.runtime.program import NativeProgram
-from ir.core import Module, Operation
+from ir.core import Module
 from ir.inference import infer_module
 from ir.interpreter import Interpreter
 from ir.parser import parse_module
@@ -35,19 +35,6 @@ class Code:
         return int(address)
 
 
-@dataclass
-class Site:
-    operation: Operation
-    message: str
-
-
-@dataclass
-class Text:
-    function: str
-    symbols: list[str]
-    sites: list[Site] = field(default_factory=list)
-
-
 def load(text: str) -> Module:
     module = parse_module(text)
     infer_module(module)
@@ -59,8 +46,14 @@ def native(graph: str, ir: str, symbols: list[str], failing: dict[str, str] | No
     module = load(graph)
     sites = []
     for name, message in (failing or {}).items():
-        sites += [Site(op, message) for op in module.main.walk() if op.definition.text_name == name]
-    return NativeProgram(Text("f", symbols, sites), Code(ir), module.main, **options)
+        for op in module.main.walk():
+            if op.definition.text_name == name:
+                kind = "print" if name == "print" else "error"
+                type_ = op.operands[0].type if kind == "print" else None
+                sites.append(Site(kind, name, message, location=op.loc, type=type_, label=str(op.attributes.get("label", ""))))  # type: ignore[arg-type]
+    arguments = [Argument("parameter", p.name, p.type) for p in module.main.parameters]  # type: ignore[arg-type]
+    text = NativeModule(ir, "f", symbols, arguments, sites, [], "threads" in ir)
+    return NativeProgram(text, Code(ir), module.main, **options)
 
 
 def interpret(graph: str, *arrays: Any) -> list[np.ndarray]:
