@@ -7,6 +7,7 @@ dimensions and named dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Union
 
 from dialects.arith.bits import andi, xori
@@ -212,30 +213,39 @@ def check(condition: Value, message: str, values: Sequence[Value] = ()) -> None:
     active().create(REGISTRY["cf.assert"], [condition], attributes, optional=optional, result_types=())
 
 
-def shape_text(buffer: Value) -> tuple[str, dict[Dim, str], list[Value]]:
-    """A shape for a message: its text, that of each symbolic dimension in it, and the values that the text stands for.
+@dataclass
+class Described:
+    """Types in a message: symbolic dimensions stand for their sizes, as far as there is room for them.
 
-    Two values have room in a message; the dimensions beyond them are named.
+    Two values have room in a message; the dimensions beyond them are named.  ``known`` are those of which the message
+    knows the size.
     """
-    texts: dict[Dim, str] = {}
-    values: list[Value] = []
-    for axis, extent in enumerate(buffer_type(buffer).shape):
-        if not isinstance(extent, int) and extent not in texts:
-            texts[extent] = f"{{{len(values)}}}" if len(values) < 2 else str(extent)
-            if len(values) < 2:
-                values.append(size(buffer, axis))
-    shown = [str(d) if isinstance(d, int) else texts[d] for d in buffer_type(buffer).shape]
-    return f"[{', '.join(shown)}]", texts, values
+
+    known: dict[Dim, str] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list)
+
+    def size(self, buffer: Value, axis: int) -> str:
+        """The size along an axis."""
+        extent = buffer_type(buffer).shape[axis]
+        if isinstance(extent, int):
+            return str(extent)
+        if extent not in self.known:
+            self.known[extent] = f"{{{len(self.values)}}}" if len(self.values) < 2 else str(extent)
+            if len(self.values) < 2:
+                self.values.append(size(buffer, axis))
+        return self.known[extent]
+
+    def type(self, buffer: Value) -> str:
+        """The type of the tensor in a buffer."""
+        type_ = buffer_type(buffer)
+        return f"{type_.dtype}[{', '.join(self.size(buffer, a) for a in range(len(type_.shape)))}]"
 
 
-def require_elements(buffer: Value, axes: Sequence[tuple[int, int]], what: str) -> None:
-    """Checks that a buffer has elements along some axes, given with the number that the message says.
-
-    ``what`` is the operation.  Axes of a known size have been checked before.
-    """
-    for axis, shown in axes:
-        if isinstance(buffer_type(buffer).shape[axis], int):
-            continue
-        some = cmpi(size(buffer, axis), number(0, index), predicate="ne")
-        text, _, values = shape_text(buffer)
-        check(some, f"{what}: {what} of a tensor of shape {text}: there are no elements along axis {shown}", values)
+def require_elements(buffer: Value, axis: int, message: str) -> None:
+    """Checks that a buffer has elements along an axis, if that is not known; ``{x}`` in the message is its type."""
+    extent = buffer_type(buffer).shape[axis]
+    if isinstance(extent, int):
+        return
+    some = cmpi(size(buffer, axis), number(0, index), predicate="ne")
+    described = Described({extent: "0"})
+    check(some, message.replace("{x}", described.type(buffer)), described.values)

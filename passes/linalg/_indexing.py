@@ -9,8 +9,22 @@ from dialects.arith.comparison import cmpi
 from dialects.arith.integers import subi
 from ir.core import Value
 from ir.dims import Dim
-from ir.types import index
-from passes.linalg._bodies import Place, axis_of, buffer_type, check, from_start, load, parallel, serial, size_of, store, to_index
+from ir.types import boolean, index
+from passes.linalg._bodies import (
+    Described,
+    Place,
+    axis_of,
+    buffer_type,
+    check,
+    from_start,
+    load,
+    parallel,
+    require_elements,
+    serial,
+    size_of,
+    store,
+    to_index,
+)
 from passes.linalg._nests import Access, Lowering, number, tensor_type
 
 
@@ -26,10 +40,14 @@ def check_indices(low: Lowering, indices: Value, x: Value, axis: int) -> Callabl
     # a message has room for the index and for the size or the position
     positioned = isinstance(extent, int) and len(loops) == 1
     bound = str(extent) if isinstance(extent, int) else "{1}"
-    allowed = "it has no elements" if extent == 0 else f"expected -{bound} <= index < {bound}"
+    allowed = f"expected -{bound} <= index < {bound}"
     message = f"{name}: {name} index {{0}}{' at position [{1}]' * positioned} is out of range for axis {shown}: {allowed}"
 
     def body(stored: Value) -> None:
+        if extent == 0:
+            described = Described()
+            check(number(False, boolean), f"{name}: no index is in range: dimension {axis} of {described.type(x)} is 0", described.values)
+        require_elements(x, axis, f"{name}: no index is in range: dimension {axis} of {{x}} is 0")
         at = to_index(stored)
         if isinstance(extent, int):
             lowest, more = number(-extent, index), [low.index(loops[0])] if positioned else []

@@ -151,7 +151,8 @@ def extreme(low: Lowering) -> list[Value]:
     else:
         source = low.operand("x")
         with low.builder:
-            require_elements(source, [(a, a) for a in _reduced_axes(low.op)], low.op.definition.name)
+            for axis in _reduced_axes(low.op):
+                require_elements(source, axis, f"{low.op.definition.name}: {{x}} has no elements along axis {axis}, so there is none to choose")
     return _nest(low, start, choose)
 
 

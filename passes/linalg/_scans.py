@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from dialects.arith.cast import index_cast
 from dialects.arith.comparison import select
@@ -22,10 +21,9 @@ def place_of_extreme(low: Lowering) -> list[Value]:
     op = low.op
     x, axis = tensor_type(op.operands[0]), axis_of(low)
     largest = op.definition.name == "argmax"
-    shown: Any = op.attribute("axis")
     source = low.operand("x")
     with low.builder:
-        require_elements(source, [(axis, shown)], op.definition.name)
+        require_elements(source, axis, f"{op.definition.name}: {{x}} has no elements along axis {axis}, so there is none to choose")
     names = low.names(x.rank)
     kept = [Loop(n, d) for i, (n, d) in enumerate(zip(names, x.shape, strict=True)) if i != axis]
     along = Loop(names[axis], x.shape[axis])

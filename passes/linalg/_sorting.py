@@ -15,7 +15,7 @@ from dialects.arith.integers import addi, minsi, subi
 from ir.core import Value
 from ir.dims import Dim
 from ir.types import ScalarType, boolean, i64, index
-from passes.linalg._bodies import Place, axis_of, buffer_type, check, exceeds, load, parallel, serial, shape_text, size, store, when
+from passes.linalg._bodies import Described, Place, axis_of, buffer_type, check, exceeds, load, parallel, serial, size, store, when
 from passes.linalg._nests import Access, Lowering, number, tensor_type, widen
 
 _SELECTED = 64
@@ -153,10 +153,10 @@ def largest(low: Lowering) -> list[Value]:
 
 def _check_count(low: Lowering, source: Value, axis: int, k: int) -> None:
     with low.builder:
-        text, texts, values = shape_text(source)
         enough = cmpi(size(source, axis), number(k, index), predicate="ge")
-        shown = f"axis {low.op.attribute('axis')} has {texts[buffer_type(source).shape[axis]]} elements"
-        check(enough, f"topk: topk with k={k} of a tensor of shape {text}: {shown}", values)
+        described = Described()
+        elements = f"{described.size(source, axis)} elements along axis {axis} of {described.type(source)}"
+        check(enough, f"topk: k={k} is more than the {elements}", described.values)
 
 
 def _selected_rows(low: Lowering, source: Value, axis: int, k: int, descending: bool) -> Callable[[Sequence[Dim]], Value]:
