@@ -13,7 +13,7 @@ from typing import Any, Union
 from dialects.arith.bits import andi, xori
 from dialects.arith.cast import index_cast
 from dialects.arith.comparison import cmpi, select
-from dialects.arith.integers import addi, muli
+from dialects.arith.integers import addi
 from dialects.graph._shapes import normalize_axis
 from dialects.memref import dim
 from ir.builder import Builder, current_builder
@@ -24,7 +24,7 @@ from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, OperandArg, RangeAr
 from ir.opdef import REGISTRY
 from ir.types import MemRefType, ScalarType, Type, boolean, f64, i64, index
 from passes.linalg._elementwise import compare, convert
-from passes.linalg._nests import Loop, Lowering, number, scalar_dtype, tensor_type
+from passes.linalg._nests import Lowering, number, scalar_dtype, tensor_type
 
 Place = Union[Value, int, DimExpr]
 
@@ -126,15 +126,6 @@ def negation(x: Value) -> Value:
 def from_start(at: Value, count: Value) -> Value:
     """An index that may count from the end (-1 is the last) as one that counts from the start."""
     return select(cmpi(at, number(0, index), predicate="lt"), addi(at, count), at)  # type: ignore[no-any-return]
-
-
-def position(low: Lowering, loops: Sequence[Loop], sizes: Sequence[Value]) -> Value:
-    """The row-major number of an element, as an index, in the body of a nest over a shape with these sizes."""
-    found: Value | None = None
-    for loop, extent in zip(loops, sizes, strict=True):
-        at = low.index(loop)
-        found = at if found is None else addi(muli(found, extent), at)
-    return found if found is not None else number(0, index)
 
 
 # -- loops -------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ _SELECTED = 64
 """Up to how many elements ``topk`` keeps a sorted list of them instead of sorting the row."""
 
 
-def _replaced(places: Sequence[Any], axis: int, place: Any) -> list[Any]:
+def replaced(places: Sequence[Any], axis: int, place: Any) -> list[Any]:
+    """The same list with another entry for one axis."""
     return [*places[:axis], place, *places[axis + 1 :]]
 
 
@@ -49,13 +50,13 @@ class RowSorter:
             self.passes = max(self.extent - 1, 0).bit_length()
             self.half = self.passes % 2
         else:
-            self.passes, self.half = _count_passes(self.count)
+            self.passes, self.half = count_passes(self.count)
 
     def sort(self, row: Sequence[Place]) -> None:
         """Sorts the places of one row; what stands in ``row`` for the axis means nothing."""
 
         def begin(at: Value) -> Sequence[Value]:
-            store(at, self.places, [0, *_replaced(row, self.axis, at)])
+            store(at, self.places, [0, *replaced(row, self.axis, at)])
             return ()
 
         serial(0, self.extent, [], begin)
@@ -77,19 +78,19 @@ class RowSorter:
 
         def step(at: Value, left: Value, right: Value) -> Sequence[Value]:
             # a run that has come to its end is not asked, so any place will do
-            first, second = (load(self.places, [read, *_replaced(row, self.axis, minsi(p, last))]) for p in (left, right))
-            x, y = (widen(load(self.source, _replaced(row, self.axis, p))) for p in (first, second))
+            first, second = (load(self.places, [read, *replaced(row, self.axis, minsi(p, last))]) for p in (left, right))
+            x, y = (widen(load(self.source, replaced(row, self.axis, p))) for p in (first, second))
             overtakes = exceeds(y, x) if self.descending else exceeds(x, y)
             none_left, some_right = cmpi(left, middle, predicate="ge"), cmpi(right, end, predicate="lt")
             chosen = ori(none_left, andi(some_right, overtakes))
-            store(select(chosen, second, first), self.places, [write, *_replaced(row, self.axis, at)])
+            store(select(chosen, second, first), self.places, [write, *replaced(row, self.axis, at)])
             one = number(1, index)
             return select(chosen, left, addi(left, one)), select(chosen, addi(right, one), right)
 
         serial(start, end, [start, middle], step)
 
 
-def _count_passes(count: Value) -> tuple[Value, Value]:
+def count_passes(count: Value) -> tuple[Value, Value]:
     """How many times runs of one element have to be doubled, and that number mod 2."""
     zero, one = number(0, index), number(1, index)
 
@@ -105,7 +106,7 @@ def _sorted_rows(low: Lowering, source: Value, axis: int, descending: bool) -> C
     """Sorts all rows; what it returns loads the place at a position of the result."""
     with low.builder:
         sorter = RowSorter(low, source, axis, descending)
-        parallel(_replaced(buffer_type(source).shape, axis, 1), sorter.sort)
+        parallel(replaced(buffer_type(source).shape, axis, 1), sorter.sort)
     return lambda names: load(sorter.places, [sorter.half, *names])
 
 
@@ -127,7 +128,7 @@ def in_order(low: Lowering) -> list[Value]:
     place = _sorted_rows(low, source, axis, bool(low.op.attribute("descending")))
 
     def element(names: Sequence[Dim]) -> Value:
-        return load(source, _replaced(names, axis, place(names)))
+        return load(source, replaced(names, axis, place(names)))
 
     def position(names: Sequence[Dim]) -> Value:
         return index_cast(place(names), result_type=ScalarType(i64))  # type: ignore[no-any-return]
@@ -146,7 +147,7 @@ def largest(low: Lowering) -> list[Value]:
     few = k <= _SELECTED and extent != k
     place = _selected_rows(low, source, axis, k, descending) if few else _sorted_rows(low, source, axis, descending)
     return [
-        _over_result(low, 0, lambda names: load(source, _replaced(names, axis, place(names)))),
+        _over_result(low, 0, lambda names: load(source, replaced(names, axis, place(names)))),
         _over_result(low, 1, lambda names: index_cast(place(names), result_type=ScalarType(i64))),
     ]
 
@@ -163,11 +164,11 @@ def _selected_rows(low: Lowering, source: Value, axis: int, k: int, descending: 
     """Goes through each row with a sorted list of the k best places so far."""
     shape = buffer_type(source).shape
     with low.builder:
-        best = low.alloc(index, _replaced(shape, axis, k), f"{low.origin}.places")
+        best = low.alloc(index, replaced(shape, axis, k), f"{low.origin}.places")
 
         def row(places: list[Place]) -> None:
             def element(at: Place) -> Value:
-                return widen(load(source, _replaced(places, axis, at)))
+                return widen(load(source, replaced(places, axis, at)))
 
             def better(x: Value, y: Value) -> Value:
                 return exceeds(x, y) if descending else exceeds(y, x)
@@ -176,7 +177,7 @@ def _selected_rows(low: Lowering, source: Value, axis: int, k: int, descending: 
                 """Moves what is worse one place on; returns what falls out at the end."""
 
                 def step(slot: Value, hand: Value, placed: Value) -> Sequence[Value]:
-                    here = _replaced(places, axis, slot)
+                    here = replaced(places, axis, slot)
                     found = load(best, here)
                     swap = ori(placed, better(element(hand), element(found)))
                     store(select(swap, hand, found), best, here)
@@ -186,11 +187,11 @@ def _selected_rows(low: Lowering, source: Value, axis: int, k: int, descending: 
 
             def begin(at: Value) -> Sequence[Value]:
                 hand, _ = insert(at, at)
-                store(hand, best, _replaced(places, axis, at))
+                store(hand, best, replaced(places, axis, at))
                 return ()
 
             def further(at: Value) -> Sequence[Value]:
-                worst = element(load(best, _replaced(places, axis, k - 1)))
+                worst = element(load(best, replaced(places, axis, k - 1)))
 
                 def enter() -> Sequence[Value]:
                     insert(at, k)
@@ -203,5 +204,5 @@ def _selected_rows(low: Lowering, source: Value, axis: int, k: int, descending: 
             serial(k, shape[axis], [], further)
 
         if k:
-            parallel(_replaced(shape, axis, 1), row)
+            parallel(replaced(shape, axis, 1), row)
     return lambda names: load(best, list(names))

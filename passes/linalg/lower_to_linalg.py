@@ -10,7 +10,7 @@ from ir.core import Graph, Module, Operation, Trivia, Value
 from ir.rewriter import replace_op, walk_graphs
 from ir.types import TensorType, is_known
 from passes.infra.base import Pass, PassContext
-from passes.linalg import _effects, _elementwise, _indexing, _moves, _powers, _reductions, _scans, _sorting
+from passes.linalg import _effects, _elementwise, _indexing, _moves, _powers, _reductions, _sampling, _scans, _sorting
 from passes.linalg._nests import Lowering
 
 _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
@@ -46,6 +46,10 @@ _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
     "argsort": _sorting.in_order,
     "topk": _sorting.largest,
     "cumsum": _scans.running_sum,
+    "uniform": _sampling.uniform,
+    "dropout": _sampling.dropout,
+    "multinomial": _sampling.multinomial,
+    "top_p": _sampling.top_p,
     "assert": _effects.asserted,
 }
 
