@@ -9,7 +9,7 @@ from dialects.arith.cast import sitofp
 from dialects.arith.comparison import cmpf, select
 from dialects.arith.floats import addf, divf, mulf, subf
 from dialects.arith.integers import addi, subi
-from dialects.math import copysign, fma, sqrt
+from dialects.math import absf, copysign, fma, sqrt
 from ir.core import Value
 from ir.types import f32
 from passes.vector._kit import Kit, from_bits, to_bits, with_dtype
@@ -75,5 +75,10 @@ def log1p(kit: Kit, x: Value) -> Value:
 
 
 def rsqrt(kit: Kit, x: Value) -> Value:
-    """Both operations are correctly rounded, together they are at most 1 ulp off."""
-    return divf(kit.f(1.0, "one"), sqrt(x))  # type: ignore[no-any-return]
+    """The root of the reciprocal, which halves the error of the first rounding; both are far from the ends of the range."""
+    below = cmpf(absf(x), kit.f(1.0, "one"), predicate="lt")
+    scale = select(below, kit.f(2.0**32, "two_32"), kit.f(2.0**-32, "two_32_inverse"))
+    back = select(below, kit.f(2.0**16, "two_16"), kit.f(2.0**-16, "two_16_inverse"))
+    reciprocal = divf(kit.f(1.0, "one"), mulf(x, scale))
+    zero = cmpf(x, kit.f(0.0, "zero"), predicate="eq")  # the root of the reciprocal of -0 is none
+    return select(zero, reciprocal, mulf(sqrt(reciprocal), back))  # type: ignore[no-any-return]
