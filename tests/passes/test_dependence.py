@@ -35,37 +35,37 @@ def found(module: Module) -> list[tuple[str, ...]]:
     return sorted(Dependence(source, sink, loops, module.main.block).directions())
 
 
-I, J = "scf.for(%i = 0 to N)", "scf.for(%j = 0 to M)"
+BY_I, BY_J = "scf.for(%i = 0 to N)", "scf.for(%j = 0 to M)"
 STEP = "scf.for(%i = 0 to N step 8)"
 
 
 @pytest.mark.parametrize(
     ("headers", "first", "second", "expected"),
     [
-        ([I], "%i", "%i", ["="]),
-        ([I], "%i", "%i+1", [">"]),
-        ([I], "%i", "%i-3", ["<"]),
-        ([I], "2*%i", "2*%i+1", []),  # even and odd
-        ([I], "2*%i", "%i", ["<", "="]),
-        ([I], "%i", "0", ["<", "="]),
+        ([BY_I], "%i", "%i", ["="]),
+        ([BY_I], "%i", "%i+1", [">"]),
+        ([BY_I], "%i", "%i-3", ["<"]),
+        ([BY_I], "2*%i", "2*%i+1", []),  # even and odd
+        ([BY_I], "2*%i", "%i", ["<", "="]),
+        ([BY_I], "%i", "0", ["<", "="]),
         (["scf.for(%i = 1 to N)"], "%i", "0", []),
         (["scf.for(%i = 0 to 4)"], "%i", "%i+4", []),
         (["scf.for(%i = 0 to 1)"], "0", "0", ["="]),
-        ([I], "%i", "%i+N", []),  # N is the number of rounds
-        ([I], "%i", "-%i+N-1", ["<", "=", ">"]),
+        ([BY_I], "%i", "%i+N", []),  # N is the number of rounds
+        ([BY_I], "%i", "-%i+N-1", ["<", "=", ">"]),
         ([STEP], "%i", "%i+7", []),
         ([STEP], "%i", "%i+8", [">"]),
-        ([I, "scf.for(%j = %i to N)"], "%j", "%i", ["<<", "<=", "<>", "=<", "=="]),
+        ([BY_I, "scf.for(%j = %i to N)"], "%j", "%i", ["<<", "<=", "<>", "=<", "=="]),
         ([STEP, "scf.for(%j = %i to min(%i+8, N))"], "%j", "%j", ["=="]),
         ([STEP, "scf.for(%j = %i to min(%i+9, N))"], "%j", "%j", ["<>", "==", "><"]),
-        ([I, J], "%i+%j", "%i+%j", ["<>", "==", "><"]),
-        ([I, "scf.for(%j = 0 to 8)"], "8*%i+%j", "8*%i+%j", ["=="]),
-        ([I, "scf.for(%j = 0 to 8)"], "8*%i+%j", "8*%i+%j+1", ["=>", "><"]),
-        ([I], "%i floordiv 2", "%i floordiv 2", ["<", "=", ">"]),
-        ([I], "8*(%i floordiv 3)", "8*(%i floordiv 3)+1", []),
+        ([BY_I, BY_J], "%i+%j", "%i+%j", ["<>", "==", "><"]),
+        ([BY_I, "scf.for(%j = 0 to 8)"], "8*%i+%j", "8*%i+%j", ["=="]),
+        ([BY_I, "scf.for(%j = 0 to 8)"], "8*%i+%j", "8*%i+%j+1", ["=>", "><"]),
+        ([BY_I], "%i floordiv 2", "%i floordiv 2", ["<", "=", ">"]),
+        ([BY_I], "8*(%i floordiv 3)", "8*(%i floordiv 3)+1", []),
         (["scf.for(%i = 0 to N step 4)"], "%i floordiv 4", "%i floordiv 4", ["="]),
-        ([I], "%i mod 4", "%i mod 4+4", []),
-        ([I], "%i*M", "%i*M", ["<", "=", ">"]),
+        ([BY_I], "%i mod 4", "%i mod 4+4", []),
+        ([BY_I], "%i*M", "%i*M", ["<", "=", ">"]),
     ],
 )
 def test_known_answers(headers: list[str], first: str, second: str, expected: list[str]) -> None:
@@ -88,7 +88,7 @@ def test_values_that_are_computed() -> None:
     """They are equal in equal rounds, and anything otherwise."""
     parameters = "%C: memref<f32[N]>, %I: memref<index[N]>"
     body = ["%q = memref.load(%I[%i]) : index", store("%q"), store("%q+1")]
-    module = nest([I], body, parameters)
+    module = nest([BY_I], body, parameters)
     accesses = all_accesses(module.main.block)
     (loop,) = (op for op in module.walk() if is_loop(op))
     pair = [(v, v) for v in variables_of(loop)]
@@ -135,8 +135,8 @@ def test_reshaped_buffers() -> None:
 
 def test_memory_of_a_round() -> None:
     body = ["%T = memref.alloc() : memref<f32[4]>", "memref.store(%v, %T[0])", "%x = memref.load(%T[0]) : f32"]
-    assert found(nest([I, "scf.for(%j = 0 to 4)"], body)) == [("=", "=")]
-    module = nest([I], [*body, "scf.for(%j = 0 to 4) {", "memref.store(%v, %T[1])", "yield", "}"])
+    assert found(nest([BY_I, "scf.for(%j = 0 to 4)"], body)) == [("=", "=")]
+    module = nest([BY_I], [*body, "scf.for(%j = 0 to 4) {", "memref.store(%v, %T[1])", "yield", "}"])
     accesses = all_accesses(module.main.block)
     loops = [op for op in module.walk() if is_loop(op)]
     assert not is_carried(accesses, accesses, loops[0])
