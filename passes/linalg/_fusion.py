@@ -170,7 +170,7 @@ def fresh_name(taken: set[str]) -> str:
     for name in (*"ijklmnpq", *(f"i{n}" for n in range(len(taken) + 1))):
         if name not in taken:
             taken.add(name)
-            return name
+            return str(name)
     raise AssertionError("names never run out")
 
 
