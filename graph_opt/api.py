@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import dialects
 from graph_opt.binding import Sources, at_location, bind_constants, bind_files
-from graph_opt.executable import Executable
+from graph_opt.executable import Executable, ReferenceExecutable
+from graph_opt.levels import level_of
 from ir.clone import clone_module
 from ir.core import Graph, Module
 from ir.diagnostics import Diagnostic, Diagnostics, GraphError, NamedLocation, did_you_mean
@@ -17,15 +18,17 @@ from ir.parser import check_text, decode_text, parse_module
 from ir.references import all_references, reachable_graphs
 from ir.verifier import verify_module
 from passes.infra.manager import PassManager
-from passes.pipelines import load_pipeline
+from passes.pipelines import PRESETS, load_pipeline
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 assert dialects  # defines the operations
 
-Device = Literal["reference"]
-DEVICES: tuple[str, ...] = ("reference",)
+Device = Literal["cpu", "reference"]
+DEVICES: tuple[str, ...] = ("cpu", "reference")
+MAX_THREADS = 256
+DEFAULT_DEVICE: Device = "cpu" if "cpu" in PRESETS else "reference"
 
 
 def parse(text: str, name: str = "<string>") -> Module:
@@ -96,18 +99,47 @@ def keep_reachable(module: Module, entry: Graph) -> None:
         del module.graphs[name]
 
 
+def check_device(device: str, threads: int) -> None:
+    """Raises :class:`GraphError` for a device that is not there, or can't have so many threads."""
+    if device not in DEVICES:
+        raise GraphError(Diagnostic(f"there is no device '{device}'", hint=f"devices: {', '.join(DEVICES)}"))
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
+        raise GraphError(Diagnostic(f"threads: expected an integer from 0 to {MAX_THREADS}, found {threads!r}"))
+    if device == "reference" and threads != 1:
+        raise GraphError(Diagnostic("device 'reference' has one thread"))
+
+
+def default_pipeline(module: Module, device: str) -> str:
+    """The passes that a device wants for a program: none but inference where it is at the level of loops already."""
+    if device == "reference":
+        return "O1"
+    return "O0" if level_of(module) == "loops" else "cpu"
+
+
+def make_executable(module: Module, entry: Graph, sources: Sources, device: str, threads: int) -> Executable:
+    """What runs a program whose passes are done."""
+    if device == "reference":
+        return ReferenceExecutable(module, entry, sources)
+    from graph_opt.native import compile_native
+
+    return compile_native(module, entry, sources, threads)
+
+
 def compile(
     program: str | os.PathLike[str] | Module,
     graph: str | None = None,
     *,
-    pipeline: str = "O1",
-    device: str = "reference",
+    pipeline: str | None = None,
+    device: str = DEFAULT_DEVICE,
+    threads: int = 1,
     constants: Mapping[str, ArrayLike] | None = None,
     files: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> Executable:
     """A callable from a file or a module (which is left as it is).
 
-    ``graph`` names the graph (see :func:`find_graph`); ``pipeline`` the passes; ``device`` is ``"reference"``.
+    ``graph`` names the graph (see :func:`find_graph`); ``device`` is ``"cpu"`` for machine code or ``"reference"`` for the
+    interpreter; ``pipeline`` the passes, by default those that the device wants.  ``threads`` is how many threads machine
+    code may use, 0 for one per processor; the results have the same bits for any number.
     ``constants`` binds parameters to arrays, which are then folded like weights; ``files`` binds declared files of
     weights to paths.  Raises :class:`GraphError` for everything that is wrong with the program, the pipeline or the files.
     """
@@ -122,16 +154,16 @@ def compile(
         module = load(name)
         folder = Path(name).parent
     try:
-        if not isinstance(pipeline, str):
+        check_device(device, threads)
+        if not isinstance(pipeline, str | None):
             raise GraphError(Diagnostic(f"expected a pipeline string, found {type(pipeline).__name__}"))
-        if device not in DEVICES:
-            raise GraphError(Diagnostic(f"there is no device '{device}'", hint=f"devices: {', '.join(DEVICES)}"))
         entry = find_graph(module, graph)
         keep_reachable(module, entry)
         sources: Sources = bind_files(module, files, folder, required=True)
         bind_constants(module, entry, constants or {}, sources)
-        PassManager(load_pipeline(pipeline), sources=sources).run(module)
-        return Executable(module, module.graphs[entry.name], sources)
+        passes = load_pipeline(default_pipeline(module, device) if pipeline is None else pipeline)
+        PassManager(passes, sources=sources).run(module)
+        return make_executable(module, module.graphs[entry.name], sources, device, threads)
     except GraphError as error:
         raise at_location(error, NamedLocation(name, 1, 1)) from error
 

@@ -28,6 +28,7 @@ commands:
 examples:
   graph-opt samples/mlp.graph --pipeline O1
   graph-opt samples/mlp.graph --pipeline infer-types,decompose --print-ir-after-all
+  graph-opt samples/mlp.graph --emit loops
   graph-opt run samples/mlp.graph --shape x=f32[4,64]
 """
 
@@ -35,6 +36,12 @@ examples:
 def _seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected an integer from 0 on, found '{text}'")
+    return int(text)
+
+
+def _threads(text: str) -> int:
+    if not text.isdecimal() or int(text) > 256:
+        raise argparse.ArgumentTypeError(f"expected an integer from 0 to 256, found '{text}'")
     return int(text)
 
 
@@ -60,6 +67,12 @@ def opt_parser() -> argparse.ArgumentParser:
     _program_flags(parser)
     parser.add_argument("-o", "--output", metavar="OUT", dest="out", help="write the program there instead of to standard output")
     parser.add_argument("--print-locs", action="store_true", help="write where every operation comes from")
+    parser.add_argument(
+        "--emit",
+        metavar="LEVEL",
+        choices=("graph", "linalg", "loops", "llvm", "asm", "obj"),
+        help="lower the program and print it at this level: graph, linalg, loops, or as llvm, asm, obj (an object file)",
+    )
     watch = parser.add_argument_group("watching the passes (on standard error)")
     for when in ("before", "after"):
         watch.add_argument(f"--print-ir-{when}", metavar="PASS", action="append", default=[], help=f"print the program {when} this pass")
@@ -81,7 +94,8 @@ def run_parser() -> argparse.ArgumentParser:
     _program_flags(parser)
     parser.add_argument("--input", metavar="X=X.npy", dest="inputs", action="append", default=[], help="an array for a parameter; may be repeated")
     parser.add_argument("--output", metavar="Y=Y.npy", dest="outputs", action="append", default=[], help="where to write a result; may be repeated")
-    parser.add_argument("--device", default="reference", help="what runs it: reference (the interpreter)")
+    parser.add_argument("--device", help="what runs it: cpu (machine code), reference (the interpreter)")
+    parser.add_argument("--threads", metavar="N", type=_threads, default=1, help="threads of device cpu (default 1; 0: one for each processor)")
     return parser
 
 

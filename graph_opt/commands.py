@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graph_opt.api import DEVICES, find_graph, keep_reachable, parse, read_program
+from graph_opt.api import DEFAULT_DEVICE, DEVICES, default_pipeline, find_graph, keep_reachable, make_executable, parse, read_program
 from graph_opt.binding import at_location, bind_files
-from graph_opt.executable import Executable
+from graph_opt.levels import LEVELS, PRESET_OF, TARGETS, level_of
 from ir.core import Graph, Module, Operation
 from ir.diagnostics import Diagnostic, GraphError, Location, NamedLocation, Source, did_you_mean
 from ir.inputs import CAUTION_LEVELS, choose_sizes, generate_inputs
@@ -31,6 +31,8 @@ from passes.pipelines import load_pipeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from graph_opt.executable import Executable
 
 
 class UsageError(Exception):
@@ -113,14 +115,19 @@ def _folder(args: argparse.Namespace) -> Path | None:
 
 def optimize(args: argparse.Namespace) -> int:
     """Reads a program, runs passes, prints it."""
-    passes = load_pipeline(args.pipeline or "")
+    preset = PRESET_OF[args.emit] if args.emit is not None else ""
+    passes = load_pipeline(preset if args.pipeline is None else args.pipeline)
     for name in (*args.print_ir_before, *args.print_ir_after):
         if name not in pass_files():
             raise UsageError(f"there is no pass '{name}'; {did_you_mean(name, pass_files()) or 'graph-opt list passes shows all'}")
+    _check_emit(args)
     module = _read(args)
     sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=False)
     if args.graph is not None:
         find_graph(module, args.graph)
+    entry = find_graph(module, args.graph) if args.emit in TARGETS else None
+    if args.emit is not None and args.pipeline is None and level_of(module) == "loops":
+        passes = load_pipeline("O0")  # such a program is lowered already, and is taken as it is
     _apply_shapes(module, args)
     watch = Instrumentation(
         print_before=(*args.print_ir_before, *(["all"] if args.print_ir_before_all else [])),
@@ -138,8 +145,30 @@ def optimize(args: argparse.Namespace) -> int:
         manager.run(module)
     finally:
         _report_passes(manager, args)
+    if entry is not None:
+        from graph_opt.native import emit_target
+
+        _write(emit_target(module, module.graphs[entry.name], args.emit), args)
+        return 0
+    if args.emit is not None:
+        _check_level(module, args)
     _write(print_module(module, locations=args.print_locs), args)
     return 0
+
+
+def _check_emit(args: argparse.Namespace) -> None:
+    if args.emit in TARGETS and args.print_locs:
+        raise UsageError(f"--print-locs is for programs, not for --emit {args.emit}")
+    if args.emit == "obj" and args.out is None and sys.stdout.isatty():
+        raise UsageError("--emit obj writes bytes: give a file with -o, or a pipe")
+
+
+def _check_level(module: Module, args: argparse.Namespace) -> None:
+    """A program can't be printed at a level that it has left."""
+    level = level_of(module)
+    if LEVELS.index(level) > LEVELS.index(args.emit):
+        message = f"the program is at the level '{level}', it can't be emitted as '{args.emit}'"
+        raise GraphError(Diagnostic(message, NamedLocation(_shown_name(args.file), 1, 1), f"--emit {level}"))
 
 
 def _report_passes(manager: PassManager, args: argparse.Namespace) -> None:
@@ -160,11 +189,15 @@ def _report_passes(manager: PassManager, args: argparse.Namespace) -> None:
             print(f"{r.text:<{width}}  {r.note or 'unchanged'}", file=sys.stderr)
 
 
-def _write(text: str, args: argparse.Namespace) -> None:
+def _write(content: str | bytes, args: argparse.Namespace) -> None:
     """To standard output, or whole to a file: a temporary one beside it is renamed, so nothing is left half written."""
+    data = content if isinstance(content, bytes) else content.encode("utf-8")
     if args.out is None:
         try:
-            sys.stdout.write(text)
+            if isinstance(content, bytes):
+                sys.stdout.buffer.write(content)
+            else:
+                sys.stdout.write(content)
             sys.stdout.flush()
         except BrokenPipeError:
             raise
@@ -178,15 +211,15 @@ def _write(text: str, args: argparse.Namespace) -> None:
     if args.file != "-" and target.exists() and target.samefile(args.file):
         raise GraphError(Diagnostic("the output is the input", place, "write to another file"))
     if target.is_char_device() or target.is_fifo():
-        target.write_text(text, encoding="utf-8")
+        target.write_bytes(data)
         return
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise GraphError(Diagnostic("the output is not a regular file", place))
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
+        with os.fdopen(handle, "wb") as out:
+            out.write(data)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except OSError as error:
@@ -264,10 +297,13 @@ def _apply_shapes(module: Module, args: argparse.Namespace) -> None:
 
 def run_program(args: argparse.Namespace) -> int:
     """Runs a program on given and generated arrays."""
-    if args.device not in DEVICES:
-        hint = did_you_mean(args.device, DEVICES) or f"devices: {', '.join(DEVICES)}"
-        raise UsageError(f"there is no device '{args.device}' ({hint})")
-    passes = load_pipeline(args.pipeline or "O1")
+    device = DEFAULT_DEVICE if args.device is None else args.device
+    if device not in DEVICES:
+        hint = did_you_mean(device, DEVICES) or f"devices: {', '.join(DEVICES)}"
+        raise UsageError(f"there is no device '{device}' ({hint})")
+    if device == "reference" and args.threads != 1:
+        raise UsageError("--threads is for --device cpu")
+    passes = load_pipeline(args.pipeline) if args.pipeline is not None else None
     module = _read(args)
     outputs = _pairs(args.outputs, "--output")
     entry = find_graph(module, args.graph)
@@ -277,9 +313,11 @@ def run_program(args: argparse.Namespace) -> int:
     sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=True)
     _bind_input_types(module, entry, given, args)
     progress = _Progress()
+    if passes is None:
+        passes = load_pipeline(default_pipeline(module, device))
     PassManager(passes, Instrumentation(progress=progress.show), sources).run(module)
     entry = module.graphs[entry.name]
-    program = Executable(module, entry, sources)
+    program = make_executable(module, entry, sources, device, args.threads)
     total = len(entry.block)
     done = [0]
 

@@ -1,12 +1,14 @@
-"""A compiled program: a callable on numpy arrays."""
+"""A compiled program: a callable on numpy arrays, run by the reference interpreter or as machine code."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from codegen.runtime.entry import make_entry
 from graph_opt.binding import at_location, plain_array
 from ir.core import Graph, Module, Operation
 from ir.diagnostics import Diagnostic, GraphError
@@ -16,10 +18,12 @@ from ir.signature import match_arguments
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from codegen.runtime.abi import Loader
+    from codegen.runtime.program import NativeProgram
     from ir.weights import WeightSource
 
 
-class Executable:
+class Executable(ABC):
     """Runs one graph of a module.
 
     Call it with arrays by position or by name; it returns an array, or a tuple when the graph has several results (an
@@ -30,11 +34,9 @@ class Executable:
     ``module`` is the program after the passes; ``str(executable)`` its text.
     """
 
-    def __init__(self, module: Module, graph: Graph, sources: Mapping[str, WeightSource]) -> None:
+    def __init__(self, module: Module, graph: Graph) -> None:
         self.module = module
         self.graph = graph
-        self._interpreter = Interpreter(module, sources)
-        self._interpreter.check_sizes(graph, {})
 
     def __str__(self) -> str:
         return str(self.module)
@@ -50,19 +52,63 @@ class Executable:
         return list(self.graph.result_names)
 
     def __call__(self, /, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
+        return self._call(*args, **kwargs)
+
+    def _call(self, /, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
         results = self.run(match_arguments(self.graph, args, kwargs))
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(self, arrays: Sequence[ArrayLike], on_operation: Callable[[Operation, Sequence[Any]], None] | None = None) -> list[NDArray[Any]]:
-        """The results for arrays in parameter order.  ``on_operation`` is called after each operation."""
+        """The results for arrays in parameter order.
+
+        ``on_operation`` is called after each operation, where operations run one by one: in the interpreter.
+        """
         try:
             checked = [_as_array(a, p) for a, p in zip(arrays, self.graph.parameters, strict=False)]
-            self._interpreter.on_operation = on_operation
-            return self._interpreter.run(self.graph, checked if len(checked) == len(arrays) else [np.asarray(a) for a in arrays])
+            return self._run(checked if len(checked) == len(arrays) else [np.asarray(a) for a in arrays], on_operation)
         except MemoryError as error:
             raise GraphError(Diagnostic(f"not enough memory: {error}", self.graph.loc)) from error
         except GraphError as error:
             raise at_location(error, self.graph.loc) from error
+
+    @abstractmethod
+    def _run(self, arrays: list[NDArray[Any]], on_operation: Callable[[Operation, Sequence[Any]], None] | None) -> list[NDArray[Any]]:
+        """The results; arguments that are no arrays have been refused."""
+
+
+class ReferenceExecutable(Executable):
+    """Runs a graph in the reference interpreter."""
+
+    def __init__(self, module: Module, graph: Graph, sources: Mapping[str, WeightSource]) -> None:
+        super().__init__(module, graph)
+        self._interpreter = Interpreter(module, sources)
+        self._interpreter.check_sizes(graph, {})
+
+    def _run(self, arrays: list[NDArray[Any]], on_operation: Callable[[Operation, Sequence[Any]], None] | None) -> list[NDArray[Any]]:
+        self._interpreter.on_operation = on_operation
+        return self._interpreter.run(self.graph, arrays)
+
+
+class NativeExecutable(Executable):
+    """Runs a graph as machine code.
+
+    Calls go through a compiled function for plain arrays; everything else, and whatever it can't handle, is left to
+    :meth:`run`.
+    """
+
+    __slots__ = ("__call__",)  # type: ignore[misc]  # holds the compiled function, which Python finds there without a detour
+
+    def __init__(self, module: Module, graph: Graph, program: NativeProgram, load: Loader) -> None:
+        super().__init__(module, graph)
+        self._program = program
+        self._entry = make_entry(program, self._call, load)
+        self.__call__ = self._call if self._entry is None else self._entry.callable  # type: ignore[method-assign]
+
+    def _run(self, arrays: list[NDArray[Any]], on_operation: Callable[[Operation, Sequence[Any]], None] | None) -> list[NDArray[Any]]:
+        results = self._program.run(arrays)
+        if self._entry is not None:
+            self._entry.adopt()
+        return results
 
 
 def _as_array(value: Any, parameter: Any) -> NDArray[Any]:

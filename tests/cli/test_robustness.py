@@ -132,7 +132,7 @@ def test_what_is_no_text_and_no_array() -> None:
         with pytest.raises(graph_opt.GraphError, match="expected a text"):
             graph_opt.parse(wrong)  # type: ignore[arg-type]
     with pytest.raises(graph_opt.GraphError, match="expected a pipeline string"):
-        graph_opt.compile(MLP, pipeline=None)  # type: ignore[arg-type]
+        graph_opt.compile(MLP, pipeline=b"O1")  # type: ignore[arg-type]
     for value, words in [([[1], [1, 2]], "no array"), (np.ma.array(np.ones(256, np.float32), mask=True), "masked array")]:
         with pytest.raises(graph_opt.GraphError, match=words):
             graph_opt.compile(MLP, constants={"b1": value})

@@ -1,0 +1,95 @@
+"""From a program at the level of loops to machine code that can be called.
+
+LLVM is imported here, when code is generated, and not before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from codegen.llvm.emit import emit_graph
+from codegen.llvm.jit import assembly, load_text, object_file
+
+from codegen.runtime.program import NativeProgram
+from codegen.runtime.threads import shared_pool
+from graph_opt.executable import NativeExecutable
+from ir.attributes import GraphRef
+from ir.core import Graph, Module, Operation
+from ir.interpreter import Environment, Interpreter
+from ir.references import INITIAL
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from codegen.llvm.native import NativeModule
+    from codegen.runtime.threads import Pool
+    from ir.weights import WeightSource
+
+POISON = "GRAPH_OPT_POISON"
+"""Set to 1, workspaces are filled with NaN before every run, so that reads of what was never written show."""
+
+
+def compile_native(module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int = 1) -> NativeExecutable:
+    """Machine code for one graph of a module at the level of loops.
+
+    Raises GraphError for operations that have no machine code, and for weights that are missing or don't fit.
+    """
+    return NativeExecutable(module, graph, _program(module, graph, sources, threads), load_text)
+
+
+def _program(module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int) -> NativeProgram:
+    Interpreter(module, sources).check_sizes(graph, {})
+    text = emit_graph(module, graph)
+    stored = _Stored(module, sources, threads).tensors(text)
+    return NativeProgram(
+        text, load_text(text.text), graph, stored, threads=threads if text.parallel else 1, pool=_pool, poison=os.environ.get(POISON) == "1"
+    )
+
+
+def _pool() -> Pool:
+    return shared_pool(load_text)
+
+
+class _Stored:
+    """Finds the tensors that a program has before it runs: weights, constants, and results of graphs that run at load time."""
+
+    def __init__(self, module: Module, sources: Mapping[str, WeightSource], threads: int) -> None:
+        self.module = module
+        self.sources = sources
+        self.threads = threads
+        self._interpreter = Interpreter(module, sources)
+        self._initial: dict[str, list[NDArray[Any]]] = {}
+
+    def tensors(self, text: NativeModule) -> list[NDArray[Any]]:
+        """The arrays behind the stored arguments of a native graph."""
+        return [self._tensor(a.operation) for a in text.arguments if a.kind == "stored" and a.operation is not None]
+
+    def _tensor(self, op: Operation) -> NDArray[Any]:
+        reference = op.attributes.get("source")
+        if op.name == INITIAL and isinstance(reference, GraphRef):
+            source = self.module.graphs[reference.name]
+            number = op.attributes["result"]
+            assert isinstance(number, int)
+            if source.name not in self._initial and _has_loops(source):
+                self._initial[source.name] = _program(self.module, source, self.sources, self.threads).run([])
+            if source.name in self._initial:
+                return self._initial[source.name][number]
+        environment = Environment({})
+        self._interpreter.run_operation(op, environment)
+        array: NDArray[Any] = environment.arrays[op.results[0]]
+        return array
+
+
+def _has_loops(graph: Graph) -> bool:
+    """Whether a graph was lowered, so that it is machine code that should run it."""
+    return any(op.definition.dialect in ("scf", "memref") for op in graph.walk())
+
+
+def emit_target(module: Module, graph: Graph, target: str) -> str | bytes:
+    """LLVM's assembly language ("llvm"), this machine's ("asm") or an object file ("obj") for one graph."""
+    text = emit_graph(module, graph).text
+    if target == "llvm":
+        return text
+    return assembly(text) if target == "asm" else object_file(text)
