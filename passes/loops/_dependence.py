@@ -327,6 +327,14 @@ def is_inside(value: Value, block: Block) -> bool:
     return at is not None
 
 
+def mentions_inside(expressions: Iterable[Dim], block: Block) -> bool:
+    """Whether expressions mention a value that is defined in a block or below it."""
+    graph = block.graph
+    assert graph is not None
+    names = {n[1:] for e in expressions for n in symbols_of(e) if n.startswith("%")}
+    return any(is_inside(graph.names[n], block) for n in names)
+
+
 def _around(block: Block) -> Block | None:
     op = block.parent.parent if block.parent is not None else None
     return op.block if op is not None else None

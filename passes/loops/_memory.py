@@ -48,6 +48,7 @@ class Access:
     sizes: tuple[int, ...]
     writes: bool
     partial: bool = False
+    runs: tuple[int | None, ...] = ()  # the sizes as they are written
 
     @property
     def type(self) -> MemRefType:
@@ -126,8 +127,9 @@ def accesses_of(op: Operation) -> list[Access]:
 def _single(op: Operation, writes: bool) -> Access:
     (access,) = written_accesses(op)
     indices = tuple(i.expr for i in access.indices)
-    sizes = tuple(i.size or 1 for i in access.indices)
-    return Access(op, access.buffer, memory_of(access.buffer), indices, sizes, writes, bool(op.attributes.get(PRESENT)))
+    runs = tuple(i.size for i in access.indices)
+    partial = bool(op.attributes.get(PRESENT))
+    return Access(op, access.buffer, memory_of(access.buffer), indices, tuple(s or 1 for s in runs), writes, partial, runs)
 
 
 def _whole(op: Operation, buffer: Value, writes: bool) -> Access:
