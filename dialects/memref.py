@@ -9,13 +9,55 @@ from typing import Any
 import numpy as np
 
 from dialects._access import check_access, check_single, element, write
-from ir.core import Operation
+from ir.core import Operation, Parameter
 from ir.dims import Dim, UnknownDim, product
 from ir.layout import AccessArg, OperandArg, layout_of
 from ir.opdef import Buffer, ExecutionError, RegionOpDef, Tensor, TypeProblem, op, register
 from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, UnknownType, index, u8
 
 # -- making and viewing ------------------------------------------------------------------------------------------------
+
+
+class OfInout(RegionOpDef):
+    """The memory of an ``inout`` parameter as a buffer that can be written.
+
+    What it holds at the end is the parameter's last version, which the caller's array holds afterwards.  A tensor
+    operation that reads the parameter itself behind a store sees what was stored.
+
+    Example::
+
+        graph @example(%cache: f32[T, 4] inout, %x: f32[4]) -> f32[4] {
+          %C = memref.of_inout(%cache) : memref<f32[T, 4]>
+          %A = memref.from_tensor(%x) : memref<f32[4]>
+          linalg.generic(i < T, j < 4, %a = %A[j], %c = %C[i, j]) {
+            yield %a
+          }
+          return %x
+        }
+    """
+
+    def __init__(self) -> None:
+        super().__init__("of_inout", "memref", result_count=1, exact_bits=True)
+
+    def verify(self, op: Operation) -> None:
+        """One plain operand, a parameter that is inout."""
+        layout = layout_of(op)
+        if len(layout) != 1 or not isinstance(layout[0], OperandArg) or op.regions:
+            raise TypeProblem("expected one operand: memref.of_inout(%cache)")
+        value = op.operands[0]
+        if not isinstance(value, Parameter) or not value.inout:
+            raise TypeProblem(f"%{value.name} is no parameter that is inout", operand=0)
+
+    def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
+        type_ = operand_types[0]
+        if isinstance(type_, TensorType):
+            return (MemRefType(type_.dtype, type_.shape),)
+        if isinstance(type_, UnknownType):
+            return (UNKNOWN,)
+        raise TypeProblem(f"expected a tensor, found {type_}", operand=0)
+
+    def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
+        return (operands[0],)
 
 
 def _from_tensor(x: TensorType) -> MemRefType:
@@ -355,6 +397,7 @@ def copy(source: Buffer, target: Buffer) -> None:
     write(target, ..., source)
 
 
+register(OfInout())
 register(Alloc())
 register(Load())
 register(Store())

@@ -99,7 +99,7 @@ class Interpreter:
         for parameter, array, type_ in zip(graph.parameters, arrays, types, strict=True):
             # a copy of what is updated, since older versions of it may still be read
             if parameter.inout:
-                environment.arrays[parameter] = np.array(array)
+                environment.arrays[parameter] = np.array(array, order="C")
             elif isinstance(parameter.type, MemRefType):
                 environment.arrays[parameter] = array  # a buffer: operations write into it
             else:
@@ -307,7 +307,7 @@ class Interpreter:
         types = [TensorType(d, np.shape(a)) for a, d in zip(operands, dtypes, strict=True)]
         inner = Environment(bind_shapes(callee, types))
         for parameter, array, dtype in zip(callee.parameters, operands, dtypes, strict=True):
-            inner.arrays[parameter] = array
+            inner.arrays[parameter] = np.array(array, order="C") if parameter.inout else array
             inner.dtypes[parameter] = dtype
         return inner
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from dialects.memref import from_tensor, reshape, to_tensor
 from ir.attributes import Dense
 from ir.builder import Builder, current_builder
 from ir.builtin import yield_
-from ir.core import DROPPED, Block, Graph, Operation, Region, Value
-from ir.dims import Dim, DimExpr, symbol
+from ir.core import DROPPED, Block, Graph, Operation, Parameter, Region, Use, Value
+from ir.dims import Dim, DimExpr, substitute, symbol
 from ir.evaluate import round_to
 from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, LoopDim, OperandArg, operand_symbol
 from ir.opdef import REGISTRY
@@ -35,10 +35,17 @@ class Loop:
 
 @dataclass(frozen=True)
 class Access:
-    """One element of a buffer; indices are expressions of loop names and dimensions."""
+    """One element of a buffer; indices are expressions of loop names and dimensions, and of ``OFFSET``.
+
+    ``offset`` is the scalar of type index that ``OFFSET`` stands for.
+    """
 
     buffer: Value
     indices: tuple[Dim, ...]
+    offset: Value | None = None
+
+
+OFFSET = symbol("%offset")
 
 
 def tensor_type(value: Value) -> TensorType:
@@ -80,10 +87,13 @@ class Lowering:
     """State of the lowering of one graph: which buffer holds which tensor, and the operation in progress.
 
     A buffer is filled once, by the nests of the operation that it belongs to, and only read afterwards; so reshaped
-    tensors may share memory, and a tensor can be taken out of its buffer at any later time.
+    tensors may share memory, and a tensor can be taken out of its buffer at any later time.  The exception is the memory
+    of ``inout`` parameters in ``updated``: each update writes into it, and is told to :meth:`overwrite` before.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, updated: Collection[Value] = ()) -> None:
+        self.graph = graph
+        self.updated = updated
         symbols: dict[str, None] = {}
         for parameter in graph.parameters:
             symbols.update(type_symbols(parameter.type))
@@ -120,7 +130,13 @@ class Lowering:
             anchor = _ancestor(self.op, tensor)
             assert anchor.block is not None
             builder = self.builder if anchor is self.op else Builder(anchor.block, anchor, loc=anchor.loc)
-            found = builder.create(from_tensor, [tensor], name=f"{tensor.name}.buffer").result
+            name = f"{tensor.name}.buffer"
+            if tensor in self.updated:
+                attributes: Any = {LAYOUT: (OperandArg(0),)}
+                type_ = MemRefType(tensor_type(tensor).dtype, tensor_type(tensor).shape)
+                found = builder.create(REGISTRY["memref.of_inout"], [tensor], attributes, result_types=[type_], name=name).result
+            else:
+                found = builder.create(from_tensor, [tensor], name=name).result
             self._buffers[tensor] = found
         return found
 
@@ -158,6 +174,25 @@ class Lowering:
         assert op.result.type == result.type, f"{op.result.type} in the place of {result.type}"
         return op.result
 
+    def is_in_place(self, tensor: Value) -> bool:
+        """Whether a tensor is the newest version of a parameter in ``updated``."""
+        return tensor in self.updated or (tensor in self._buffers and _base(self._buffers[tensor]).name == "memref.of_inout")
+
+    def overwrite(self, version: Value) -> Value:
+        """The memory of the newest version of a parameter, to make the next one in.
+
+        Tensors in this memory that are read later are taken out of it before, here or where they were made.
+        """
+        buffer = self.buffer(version)
+        if isinstance(version, Parameter):
+            op = self.builder.create(to_tensor, [buffer], name=f"{version.name}.before")
+            self.tensors.append(op)
+            for use in _later_uses(self.op, version):
+                use.set(op.result)
+        base = _base(buffer)
+        self._buffers = {t: b for t, b in self._buffers.items() if _base(b) is not base}
+        return buffer
+
     # -- nests -----------------------------------------------------------------------------------------------------
 
     def names(self, count: int) -> list[DimExpr]:
@@ -176,7 +211,8 @@ class Lowering:
             found = body(*region.block.arguments)
             builder.create(yield_, [found] if found is not None else [])
         layout = [LoopDim(str(n.name), n.bound, n.reduce) for n in loops] + _bindings(accesses)
-        self.builder.create(REGISTRY["linalg.generic"], [a.buffer for a in accesses], {LAYOUT: tuple(layout)}, regions=[region], result_types=())
+        operands = [*(a.buffer for a in accesses), *(a.offset for a in accesses if a.offset is not None)]
+        self.builder.create(REGISTRY["linalg.generic"], operands, {LAYOUT: tuple(layout)}, regions=[region], result_types=())
 
     def reduce(self, loops: Sequence[Loop], reads: Sequence[Access], start: Value, step: Callable[..., Value]) -> Value:
         """A ``linalg.reduce`` in the body of a nest.  ``step`` gets the scalars that are read, then what is accumulated."""
@@ -231,7 +267,31 @@ class Lowering:
 
 
 def _bindings(accesses: Sequence[Access]) -> list[Any]:
-    return [BindArg(AccessArg(p, tuple(map(IndexExpr, a.indices)))) for p, a in enumerate(accesses)]
+    found, offsets = [], len(accesses)
+    for position, access in enumerate(accesses):
+        indices: Sequence[Dim] = access.indices
+        if access.offset is not None:
+            indices = [substitute(i, {str(OFFSET): operand_symbol(offsets)}) for i in indices]
+            offsets += 1
+        found.append(BindArg(AccessArg(position, tuple(map(IndexExpr, indices)))))
+    return found
+
+
+def _base(buffer: Value) -> Operation:
+    """The operation that made the memory of a buffer."""
+    op = buffer.defining_op
+    assert op is not None
+    return _base(op.operands[0]) if op.name == "memref.reshape" else op
+
+
+def _later_uses(op: Operation, value: Value) -> list[Use]:
+    """Uses of a value by the operations behind ``op`` in its block, and in their regions."""
+    later: set[Operation] = set()
+    following = op.next
+    while following is not None:
+        later.update((following, *following.walk()))
+        following = following.next
+    return [use for use in value.uses if use.owner in later]
 
 
 def _ancestor(op: Operation, value: Value) -> Operation:

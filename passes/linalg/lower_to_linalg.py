@@ -50,6 +50,7 @@ _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
     "dropout": _sampling.dropout,
     "multinomial": _sampling.multinomial,
     "top_p": _sampling.top_p,
+    "cache_update": _effects.cache_updated,
     "assert": _effects.asserted,
 }
 
@@ -91,6 +92,7 @@ class LowerToLinalg(Pass):
     """
 
     preserves: ClassVar[Literal["bits", "values"]] = "values"
+    keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
@@ -100,13 +102,13 @@ class LowerToLinalg(Pass):
 
 
 def _lower_graph(graph: Graph, context: PassContext) -> bool:
-    low = Lowering(graph)
+    low = Lowering(graph, _effects.updated_parameters(graph))
     changed = False
     for op in list(graph.walk()):
         if op.definition.dialect != "graph" or op.definition.is_terminator:
             continue
         name = op.definition.text_name
-        if _can_lower(op):
+        if _can_lower(low, op):
             _lower(low, op)
             context.count(f"{name} lowered")
             changed = True
@@ -118,10 +120,13 @@ def _lower_graph(graph: Graph, context: PassContext) -> bool:
     return changed
 
 
-def _can_lower(op: Operation) -> bool:
+def _can_lower(low: Lowering, op: Operation) -> bool:
     name = op.definition.name
     if name not in _LOWERINGS or not all(isinstance(v.type, TensorType) and is_known(v.type) for v in (*op.operands, *op.results)):
         return False
+    if op.definition.updates is not None:
+        version = op.operand(op.definition.updates)
+        return version is not None and op.block is low.graph.block and low.is_in_place(version)
     if name in _elementwise.COMPUTED or name in _elementwise.MOVED:
         return _elementwise.can_lower(op)
     if name in ("matmul", "sum", "prod", "mean", "any", "all", "max", "min"):
