@@ -33,12 +33,14 @@ class Pass:
     """Base of all passes.
 
     ``preserves`` says what stays the same: ``bits`` of every result on any input, or only ``values`` up to rounding
-    (as when one operation becomes several).  ``needs_types`` asks for inferred types before it runs.  A pass that runs
-    twice changes nothing the second time, unless ``idempotent`` is False.
+    (as when one operation becomes several).  ``needs_types`` asks for inferred types before it runs; with ``keeps_types``
+    all that it makes has a type that can't be known better.  A pass that runs twice changes nothing the second time,
+    unless ``idempotent`` is False.
     """
 
     preserves: ClassVar[Literal["bits", "values"]] = "bits"
     needs_types: ClassVar[bool] = True
+    keeps_types: ClassVar[bool] = False
     idempotent: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:

@@ -83,9 +83,10 @@ class PassManager:
         for pass_ in self.passes:
             if pass_.needs_types and not typed:
                 infer_module(module, self.sources)
+                typed = True
             did = self._run_one(pass_, module)
             changed |= did
-            typed = not did  # what a pass did may let more be inferred
+            typed = typed and (not did or pass_.keeps_types)  # what a pass did may let more be inferred
         return changed
 
     def _run_one(self, pass_: Pass, module: Module) -> bool:

@@ -37,6 +37,7 @@ from ir.core import Operation, Value
 from ir.dims import Dim
 from ir.evaluate import round_to
 from ir.types import DType, ScalarType, f64, index
+from passes.linalg._activations import ACTIVATIONS
 from passes.linalg._nests import Access, Lowering, narrow, number, scalar_dtype, tensor_type, widen
 
 Body = Callable[..., Value]
@@ -257,6 +258,7 @@ COMPUTED: dict[str, Body] = {
     "less_equal": _compared("le"),
     "greater": _compared("gt"),
     "greater_equal": _compared("ge"),
+    **ACTIVATIONS,
 }
 
 MOVED: dict[str, Body] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dialects.memref import reshape
 from ir.builder import Builder
@@ -45,6 +45,8 @@ class Collapse(Pass):
     Two dimensions are one where every access of the nest, nests inside it included, has them as its indices side by
     side, over the whole of the buffer's second dimension, or has neither.
     """
+
+    keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ir.core import Graph, Module, Operation
 from ir.rewriter import is_pure, walk_graphs
@@ -61,6 +62,8 @@ class Fuse(Pass):
     A nest stays apart when the order of its writes and reads can't be proven to stay, and when joining would compute a
     costly value more than once.
     """
+
+    keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ir.builder import Builder
 from ir.core import Block, Module, Operation, Trivia, Value
@@ -66,6 +66,8 @@ class LowerToLoops(Pass):
     The loop over neighbouring elements of the result becomes the innermost of its nest.  A dimension marked ``reduce``
     becomes a loop that runs in order.
     """
+
+    keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
