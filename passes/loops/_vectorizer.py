@@ -298,7 +298,7 @@ class Emitter:
             old = axis.variable
             if old not in self.analysis.used or old in self.mapping:
                 continue
-            start = self.starts[old]
+            start, self.origin = self.starts[old], f"{old.name}."
             if not axis.is_vector:
                 self.mapping[old] = compute(start, dimensions, self.make_index)
                 continue
