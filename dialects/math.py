@@ -261,20 +261,39 @@ def normcdf(x: FloatScalar) -> Any:
     """The distribution function of the standard normal distribution, 0.5 * erfc(-x / sqrt(2)).
 
     Accurate where it is small too: the quotient is not rounded before the exponential, which far below 0 would magnify
-    its error.  So x * normcdf(x) is the exact gelu.  normcdf(-inf) is 0, normcdf(inf) is 1, NaN stays NaN.
+    its error.  normcdf(-inf) is 0, normcdf(inf) is 1, NaN stays NaN.
 
     Example::
 
         graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
           linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
-            %p = math.normcdf(%a) : f32
-            %r = arith.mulf(%a, %p) : f32
+            %r = math.normcdf(%a) : f32
             yield %r
           }
           return
         }
     """
     return _special.normcdf(np.asarray(x))
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def gelu(x: FloatScalar) -> Any:
+    """x * normcdf(x), rounded once.
+
+    A product of its own would lose digits where ``normcdf`` is denormal and the result is not.  gelu(-0) is -0, gelu(-inf) is
+    -0 (the limit), gelu(inf) is inf, NaN stays NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.gelu(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return np.where(np.isneginf(x), -0.0, x * _special.normcdf(np.asarray(x)))
 
 
 @op(infer=same, dialect="math", elementwise=True, exact=True)

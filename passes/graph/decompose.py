@@ -34,16 +34,19 @@ class Decompose(Pass):
 
     ops: tuple[str, ...] = ()
     """which operations, as [softmax, gelu]; all composites when it is empty"""
+    keep: tuple[str, ...] = ()
+    """which operations stay, because a later pass does better with the whole of them"""
 
     def __post_init__(self) -> None:
-        for name in self._wanted():
+        for name in (*_full_names(self.ops), *_full_names(self.keep)):
             if name not in DECOMPOSITIONS:
                 known = [n.removeprefix("graph.") for n in DECOMPOSITIONS]
                 hint = did_you_mean(name.removeprefix("graph."), known)
                 raise ValueError(f"'{name.removeprefix('graph.')[:80]}' is no composite operation" + (f"; {hint}" if hint else ""))
 
     def _wanted(self) -> list[str]:
-        return [n if "." in n else f"graph.{n}" for n in self.ops] or list(DECOMPOSITIONS)
+        kept = _full_names(self.keep)
+        return [n for n in _full_names(self.ops) or DECOMPOSITIONS if n not in kept]
 
     def run(self, module: Module, context: PassContext) -> bool:
         def rewrite(op: Operation) -> list[Value] | None:
@@ -54,3 +57,7 @@ class Decompose(Pass):
         for graph in walk_graphs(module):
             changed |= rewrite_greedily(graph, rewrites, lambda op: context.count(f"{op.definition.text_name} decomposed"))
         return changed
+
+
+def _full_names(names: tuple[str, ...]) -> list[str]:
+    return [n if "." in n else f"graph.{n}" for n in names]

@@ -13,13 +13,13 @@ from ir.diagnostics import did_you_mean
 from ir.rewriter import replace_op, walk_graphs
 from ir.types import ScalarType, VectorType, bf16, f16, f32
 from passes.infra.base import Pass, PassContext
-from passes.vector._error import erf, erfc, normcdf
+from passes.vector._error import erf, erfc, gelu, normcdf
 from passes.vector._exponential import exp, expm1, tanh
 from passes.vector._kit import Kit, with_dtype
 from passes.vector._logarithm import log, log1p, rsqrt
 
 EXPANSIONS: dict[str, Callable[[Kit, Value], Value]] = {
-    f"math.{function.__name__}": function for function in (exp, expm1, tanh, erf, erfc, normcdf, log, log1p, rsqrt)
+    f"math.{function.__name__}": function for function in (exp, expm1, tanh, erf, erfc, normcdf, gelu, log, log1p, rsqrt)
 }
 """By full name of the operation: what builds it from simpler ones, for f32."""
 
@@ -38,7 +38,7 @@ class ExpandMath(Pass):
         %y.sqrt = math.sqrt(%x) : vector<f32[16]>
         %y = arith.divf(%one, %y.sqrt) : vector<f32[16]>
 
-    exp, expm1, tanh, erf, erfc, normcdf, log, log1p and rsqrt become straight code of arithmetic that rounds once (with fused
+    exp, expm1, tanh, erf, erfc, normcdf, gelu, log, log1p and rsqrt become straight code of arithmetic that rounds once (with fused
     multiply-adds), comparisons, choices and shifts: no calls, no tables, no branches.  So a vector is computed at once, and an
     interpreter and a compiler get the same bits.  Constants are made once, at the top of the graph.
 
