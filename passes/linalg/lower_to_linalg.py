@@ -87,7 +87,8 @@ class LowerToLinalg(Pass):
     one operation and only read afterwards; reshapes share memory.  f16 and bf16 are computed in f32 and rounded once,
     sums of them at the end; an element of a matrix product is one chain of ``math.fma`` over ascending k from zero.
 
-    An operation without a lowering (gather, sort, what has an effect, what has open types) stays as it is, between
+    ``cache_update`` writes into the memory of its ``inout`` parameter (``memref.of_inout``); what may fail is checked by
+    ``cf.assert``.  An operation without a lowering (print, calls, what has open types) stays as it is, between
     ``memref.to_tensor`` and ``memref.from_tensor``; the statistics name those.
     """
 
