@@ -17,7 +17,8 @@ _KEPT = 4
 
 
 def aligned_bytes(size: int) -> NDArray[Any]:
-    """Memory of ``size`` bytes that begins at a multiple of ALIGNMENT."""
+    """Memory of at least ``size`` bytes that begins at a multiple of ALIGNMENT."""
+    size = max(size, ALIGNMENT)  # numpy moves the address of nothing
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from codegen.runtime.threads import Pool
 
 _KEPT_PLANS = 64
-_CHECKED_SIZE = 2**40
-"""The native function that adds up the workspace is asked only when no dimension is larger (it computes in 64 bits)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ class NativeProgram:
             status = self._main(*arguments, 0, 1)
         if raised:
             raise raised[0]
-        if status:
+        if status or ctypes.c_int32.from_address(frame.state_address + STATE_FAILED).value:  # a thread may come back before another fails
             raise self._error(frame, plan)
 
     def _error(self, frame: Frame, plan: _Plan) -> GraphError:
@@ -200,7 +198,7 @@ class NativeProgram:
             results.append((shape, type_.dtype.numpy))
         dims = np.array([bindings.get(s, 0) for s in self.text.symbols] or [0], np.int64)
         address = int(dims.ctypes.data)
-        size = -1 if int(dims.max()) > _CHECKED_SIZE else int(self._workspace(address))
+        size = int(self._workspace(address))
         if not 0 <= size <= MEMORY_LIMIT:
             needed = f"{size} bytes, the limit is {MEMORY_LIMIT}" if size > 0 else f"more than the limit of {MEMORY_LIMIT} bytes"
             raise GraphError(Diagnostic(f"graph @{graph.name} needs a workspace of {needed}", graph.loc))
@@ -212,21 +210,19 @@ def check_sizes(graph: Graph, bindings: dict[str, int]) -> None:
     for op in graph.block:
         for result in op.results:
             if isinstance(result.type, TensorType):
-                _check_bytes(result, substitute_type(result.type, bindings), f"%{result.name}: ")
-        if op.definition.full_name != "memref.alloc":
-            continue
-        type_ = substitute_type(op.results[0].type, bindings)
-        if isinstance(type_, MemRefType):
-            _check_bytes(op.results[0], type_, f"memref.alloc: %{op.results[0].name} needs")
-            if any(isinstance(d, int) and d < 0 for d in type_.shape):
+                _check_bytes(result, bindings, f"%{result.name}: {result.type}")
+        if op.definition.full_name == "memref.alloc":
+            _check_bytes(op.results[0], bindings, f"memref.alloc: %{op.results[0].name}")
+            type_ = substitute_type(op.results[0].type, bindings)
+            if isinstance(type_, MemRefType) and any(isinstance(d, int) and d < 0 for d in type_.shape):
                 raise GraphError(Diagnostic(f"memref.alloc: a dimension of {type_} is negative", op.loc))
 
 
-def _check_bytes(value: Value, type_: Any, lead: str) -> None:
-    size = product(type_.shape) * type_.dtype.itemsize
+def _check_bytes(value: Value, bindings: dict[str, int], what: str) -> None:
+    type_ = substitute_type(value.type, bindings)
+    size = product(type_.shape) * type_.dtype.itemsize if isinstance(type_, (TensorType, MemRefType)) else 0
     if isinstance(size, int) and size > MEMORY_LIMIT:
-        what = f"{lead}{type_} needs" if isinstance(type_, TensorType) else lead
-        raise GraphError(Diagnostic(f"{what} {size} bytes, the limit is {MEMORY_LIMIT}", value.location))
+        raise GraphError(Diagnostic(f"{what} needs {size} bytes, the limit is {MEMORY_LIMIT}", value.location))
 
 
 def _result_type(value: Value, declared: Any) -> TensorType:
@@ -245,7 +241,7 @@ def _aligned(array: NDArray[Any]) -> NDArray[Any]:
     if array.ctypes.data % ALIGNMENT == 0 and is_plain(array, dtype):
         return array
     plain = plain_copy(array, dtype) if not is_plain(array, dtype) else array
-    copy = aligned_bytes(plain.nbytes).view(dtype.numpy).reshape(plain.shape)
+    copy = aligned_bytes(plain.nbytes)[: plain.nbytes].view(dtype.numpy).reshape(plain.shape)
     copy[...] = plain
     return copy
 

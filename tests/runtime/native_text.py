@@ -50,7 +50,7 @@ def native(graph: str, ir: str, symbols: list[str], failing: dict[str, str] | No
             if op.definition.text_name == name:
                 kind = "print" if name == "print" else "error"
                 type_ = op.operands[0].type if kind == "print" else None
-                sites.append(Site(kind, name, message, location=op.loc, type=type_, label=str(op.attributes.get("label", ""))))  # type: ignore[arg-type]
+                sites.append(Site(kind, name, message, location=op.loc, type=type_, label=str(op.attributes.get("label", "")), given=(0, 1)))  # type: ignore[arg-type]
     arguments = [Argument("parameter", p.name, p.type) for p in module.main.parameters]  # type: ignore[arg-type]
     text = NativeModule(ir, "f", symbols, arguments, sites, [], "threads" in ir)
     return NativeProgram(text, Code(ir), module.main, **options)
