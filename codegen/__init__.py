@@ -1,1 +1,0 @@
-"""Native code from programs of the last level."""

@@ -1,0 +1,121 @@
+"""``scf`` operations and ``cf.assert``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from codegen.llvm.integers import facts
+from codegen.llvm.polynomials import Poly, as_number
+from codegen.llvm.types import llvm_type
+from codegen.llvm.writer import Writer, emits
+from ir.core import Operation, Value
+from ir.diagnostics import Diagnostic, GraphError
+from ir.layout import BindArg, OperandArg, RangeArg, layout_of
+from ir.types import ScalarType, VectorType, index
+
+
+def bounds_of(w: Writer, op: Operation, bounds: RangeArg) -> tuple[Poly, Poly, Poly]:
+    """Start, stop and step; the step is checked where it is not known."""
+    operands = [u.value for u in op.operand_uses]
+    start, stop, step = (w.space.convert(e, operands) for e in (bounds.start, bounds.stop, bounds.step))
+    if as_number(step) is None and not w.space.prove({**step, (): step.get((), 0) - 1}):
+        found = w.integer(step)
+        w.check(w.set(f"icmp sgt i64 {found}, 0"), "the step is {0}, it must be positive", found)
+    return start, stop, step
+
+
+def _carried_type(value: Value) -> str:
+    if not isinstance(value.type, (ScalarType, VectorType)):
+        message = f"codegen: %{value.name} of type {value.type} is carried by a loop or chosen, which native code can't"
+        raise GraphError(Diagnostic(message, value.location))
+    return llvm_type(value.type)
+
+
+@emits("scf.for")
+def _for(w: Writer, op: Operation) -> None:
+    layout = layout_of(op)
+    assert isinstance(layout[0], RangeArg)
+    block = op.regions[0].block
+    inits = [a.source.position for a in layout if isinstance(a, BindArg) and isinstance(a.source, OperandArg)]
+    carried = [(arg, _carried_type(arg), w.name(op.operand_uses[p].value)) for arg, p in zip(block.arguments[1:], inits, strict=True)]
+    results = w.loop(block.arguments[0], bounds_of(w, op, layout[0]), carried, lambda: w.run(block))
+    for value, register in zip(op.results, results, strict=True):
+        w.names[value] = register
+
+
+@emits("scf.parallel")
+def _parallel(w: Writer, op: Operation) -> None:
+    ranges = [a for a in layout_of(op) if isinstance(a, RangeArg)]
+    all_bounds = [bounds_of(w, op, r) for r in ranges]
+    _nest(w, op, all_bounds, None)
+
+
+def shared(w: Writer, op: Operation) -> None:
+    """A parallel loop of which every thread takes a contiguous piece of the first range."""
+    ranges = [a for a in layout_of(op) if isinstance(a, RangeArg)]
+    all_bounds = [bounds_of(w, op, r) for r in ranges]
+    start, stop, step = (w.integer(b) for b in all_bounds[0])
+    # rounds = max(0, ceil((stop - start) / step)), unsigned since the difference of two i64 may be large
+    distance = w.set(f"sub i64 {stop}, {start}")
+    some = w.set(f"icmp slt i64 {start}, {stop}")
+    less = w.set(f"udiv i64 {w.set(f'sub i64 {distance}, 1')}, {step}")
+    rounds = w.set(f"select i1 {some}, i64 {w.set(f'add i64 {less}, 1')}, i64 0")
+    share = w.set(f"udiv i64 {rounds}, %threads")
+    more = w.set(f"urem i64 {rounds}, %threads")
+    mine = w.set(f"mul i64 {share}, %thread")
+    extra = w.set(f"icmp ult i64 %thread, {more}")
+    shift = w.set(f"select i1 {extra}, i64 %thread, i64 {more}")
+    first = w.set(f"add i64 {mine}, {shift}")
+    count = w.set(f"add i64 {share}, {w.set(f'zext i1 {extra} to i64')}")
+    last = w.set(f"add i64 {first}, {count}")
+    names = [w.set(f"add i64 {start}, {w.set(f'mul i64 {r}, {step}')}") for r in (first, last)]
+    polys = []
+    for name in names:  # registers as values of the index arithmetic
+        value = Value("", ScalarType(index), op, 0)
+        w.names[value] = name
+        polys.append(w.space.value(value))
+    _nest(w, op, all_bounds, (polys[0], polys[1], all_bounds[0][2]))
+
+
+def _nest(w: Writer, op: Operation, all_bounds: Sequence[tuple[Poly, Poly, Poly]], first: tuple[Poly, Poly, Poly] | None) -> None:
+    block = op.regions[0].block
+
+    def level(at: int) -> Sequence[str]:
+        if at == len(all_bounds):
+            w.run(block)
+            return []
+        bounds = first if at == 0 and first is not None else all_bounds[at]
+        w.loop(block.arguments[at], bounds, [], lambda: level(at + 1), all_bounds[at])
+        return []
+
+    level(0)
+
+
+@emits("scf.if")
+def _if(w: Writer, op: Operation) -> None:
+    condition = op.operand_uses[0].value
+
+    def branch(number: int) -> Callable[[], Sequence[str]]:
+        def run() -> Sequence[str]:
+            return w.run(op.regions[number].block, facts(w, condition, number == 0))
+
+        return run
+
+    branches = [branch(n) for n in range(len(op.regions))]
+    results = w.choice(w.name(condition), branches, [_carried_type(r) for r in op.results])
+    for value, register in zip(op.results, results, strict=True):
+        w.names[value] = register
+
+
+@emits("cf.assert")
+def _assert(w: Writer, op: Operation) -> None:
+    condition = op.operand_uses[0].value
+    numbers, given = ["0", "0"], []
+    for place, name in enumerate(("v0", "v1")):
+        value = op.operand(name)
+        if value is not None:
+            numbers[place] = w.name(value)
+            given.append(place)
+    site = w.site(str(op.attributes["message"]), name="", given=tuple(given))
+    w.check_site(w.name(condition), str(site), numbers[0], numbers[1])
+    w.space.hypotheses += facts(w, condition, True)  # for the rest of the region; its end forgets them

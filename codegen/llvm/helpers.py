@@ -1,0 +1,98 @@
+"""Functions that every module, or one that needs them, has beside the graph's own."""
+
+from __future__ import annotations
+
+from codegen.llvm.writer import Unit
+
+FAILED, FIRST, SECOND, COUNT, GENERATION, CALLBACK = 0, 8, 16, 64, 128, 192
+"""Offsets in ``state``: failed site + 1, its two numbers, the barrier's two words, the function that prints."""
+
+_FLOOR_DIVISION = """define internal i64 @{name}.floordiv(i64 %x, i64 %y) #0 {{
+entry:
+  %zero = icmp eq i64 %y, 0
+  %minus = icmp eq i64 %y, -1
+  %odd = or i1 %zero, %minus
+  %safe = select i1 %odd, i64 1, i64 %y
+  %q = sdiv i64 %x, %safe
+  %r = srem i64 %x, %safe
+  %inexact = icmp ne i64 %r, 0
+  %signs = xor i64 %r, %safe
+  %differ = icmp slt i64 %signs, 0
+  %down = and i1 %inexact, %differ
+  %one = sext i1 %down to i64
+  %floor = add i64 %q, %one
+  %negated = sub i64 0, %x
+  %result = select i1 %minus, i64 %negated, i64 %floor
+  ret i64 %result
+}}
+"""
+
+RUNTIME = """define internal void @{name}.fail(ptr %state, i64 %site, i64 %first, i64 %second) #1 {{
+entry:
+  %site32 = trunc i64 %site to i32
+  %mark = add i32 %site32, 1
+  %pair = cmpxchg ptr %state, i32 0, i32 %mark acq_rel acquire
+  %won = extractvalue {{ i32, i1 }} %pair, 1
+  br i1 %won, label %write, label %end
+write:
+  %p = getelementptr i8, ptr %state, i64 8
+  store i64 %first, ptr %p, align 8
+  %q = getelementptr i8, ptr %state, i64 16
+  store i64 %second, ptr %q, align 8
+  br label %end
+end:
+  ret void
+}}
+
+define internal i32 @{name}.barrier(ptr %state, i64 %threads) #2 {{
+entry:
+  %alone = icmp sle i64 %threads, 1
+  br i1 %alone, label %end, label %arrive
+arrive:
+  %count = getelementptr i8, ptr %state, i64 64
+  %generation = getelementptr i8, ptr %state, i64 128
+  %before = load atomic i32, ptr %generation acquire, align 4
+  %earlier = atomicrmw add ptr %count, i32 1 acq_rel
+  %wanted = trunc i64 %threads to i32
+  %arrived = add i32 %earlier, 1
+  %last = icmp eq i32 %arrived, %wanted
+  br i1 %last, label %release, label %wait
+release:
+  store atomic i32 0, ptr %count monotonic, align 4
+  %next = add i32 %before, 1
+  store atomic i32 %next, ptr %generation release, align 4
+  br label %end
+wait:
+  %spins = phi i32 [ 0, %arrive ], [ %spun, %again ]
+  %now = load atomic i32, ptr %generation acquire, align 4
+  %passed = icmp ne i32 %now, %before
+  br i1 %passed, label %end, label %rest
+rest:
+  %spun = add i32 %spins, 1
+  %patient = icmp ult i32 %spins, 4096
+  br i1 %patient, label %pause, label %yield
+pause:
+  {pause}
+  br label %again
+yield:
+  %ignored = call i32 @sched_yield()
+  br label %again
+again:
+  br label %wait
+end:
+  %failed = load atomic i32, ptr %state acquire, align 4
+  ret i32 %failed
+}}
+"""
+
+
+def floor_division(unit: Unit) -> str:
+    """The name of a function for the quotient rounded down, of any two integers (a wrong one for divisor 0)."""
+    unit.definitions.setdefault("floordiv", _FLOOR_DIVISION.format(name=unit.name))
+    return f"@{unit.name}.floordiv"
+
+
+def runtime(unit: Unit, pause: str) -> str:
+    """The functions for failures and barriers.  ``pause`` is the instruction for waiting."""
+    unit.external("i32", "sched_yield")
+    return RUNTIME.format(name=unit.name, pause=pause)

@@ -1,0 +1,195 @@
+"""From LLVM's assembly language to code in memory: the one place that talks to llvmlite.
+
+What kills a process is kept away here: every engine has a target machine of its own, an object is loaded only when all
+functions that it calls are among those of the C library that are known, and an engine lives as long as something refers
+to the :class:`Code` that owns it (which callers keep together with the addresses that they got).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import struct
+import threading
+from functools import lru_cache
+from typing import Any
+
+import llvmlite.binding as llvm
+
+LIBRARY = (
+    "exp", "expm1", "log", "log1p", "sin", "cos", "tan", "tanh", "erf", "erfc", "pow", "fmod", "ldexp", "sched_yield", "memcpy", "memmove", "memset",
+    "floor", "floorf", "ceil", "ceilf", "trunc", "truncf", "roundeven", "roundevenf", "sqrt", "sqrtf", "fma", "fmaf",
+)  # fmt: skip
+"""Functions of the C library that native code may call."""
+_TABLES = frozenset({"_GLOBAL_OFFSET_TABLE_", ""})
+
+
+class CompileError(Exception):
+    """LLVM refused a text, or an object has something that can't be loaded: a bug of the emitter, or a damaged object."""
+
+
+_lock = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _initialize() -> bool:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return True
+
+
+@lru_cache(maxsize=1)
+def library_addresses() -> dict[str, int]:
+    """Addresses of the permitted functions that this system has."""
+    libraries: list[Any] = [ctypes.CDLL(None)]
+    name = ctypes.util.find_library("m")
+    if name is not None:
+        libraries.append(ctypes.CDLL(name))
+    found: dict[str, int] = {}
+    for function in LIBRARY:
+        for library in libraries:
+            pointer = getattr(library, function, None)
+            if pointer is not None:
+                found[function] = ctypes.cast(pointer, ctypes.c_void_p).value or 0
+                break
+    return found
+
+
+@lru_cache(maxsize=1)
+def host() -> tuple[str, str]:
+    """The name of this machine's CPU, and its features as LLVM writes them."""
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def host_attributes() -> dict[str, str]:
+    """Attributes that functions for this machine should have: all of a vector register is used."""
+    return {"prefer-vector-width": "512"} if "+avx512f" in host()[1].split(",") else {}
+
+
+def _target_machine(level: int) -> Any:
+    cpu, features = host()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=cpu, features=features, opt=level, reloc="pic", codemodel="small")
+
+
+def _parse(text: str) -> Any:
+    try:
+        module = llvm.parse_assembly(text)
+        module.verify()
+    except RuntimeError as error:
+        raise CompileError(f"LLVM refuses the text: {error}") from None
+    return module
+
+
+def compile_object(text: str, *, level: int = 2, optimize: int = 0) -> bytes:
+    """Machine code for this machine, as the bytes of an object file.
+
+    ``level`` is that of LLVM's code generator, 0 to 3; ``optimize`` that of its passes over the text, 0 for none.  Raises
+    :class:`CompileError` for a text that is wrong, or that calls unknown functions.
+    """
+    with _lock:
+        _initialize()
+        machine = _target_machine(level)
+        module = _parse(text)
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+        if optimize:
+            options = llvm.create_pipeline_tuning_options(speed_level=optimize)
+            builder = llvm.create_pass_builder(machine, options)
+            builder.getModulePassManager().run(module, builder)
+        data = bytes(machine.emit_object(module))
+    refuse_unknown_symbols(data)
+    return data
+
+
+def assembly(text: str, *, level: int = 2) -> str:
+    """The machine code of a text in the assembly language of this machine."""
+    with _lock:
+        _initialize()
+        machine = _target_machine(level)
+        module = _parse(text)
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+        return str(machine.emit_assembly(module))
+
+
+def refuse_unknown_symbols(data: bytes) -> list[str]:
+    """The functions that an object defines.
+
+    Raises CompileError when it is not one of this system, or needs a function that is not permitted.
+    """
+    needed, defined = object_symbols(data)
+    unknown = [name for name in needed if name not in library_addresses()]
+    if unknown:
+        raise CompileError(f"the code calls unknown functions: {', '.join(sorted(unknown))}")
+    return defined
+
+
+def object_symbols(data: bytes) -> tuple[list[str], list[str]]:
+    """Names that an ELF object of 64 bits needs from elsewhere, and those that others can use.
+
+    Raises CompileError when the data is no such object.
+    """
+    try:
+        return _elf_symbols(data)
+    except (struct.error, IndexError, ValueError) as error:
+        raise CompileError(f"the object file is damaged: {error}") from None
+
+
+_ELF, _SYMBOLS, _NO_BITS = b"\x7fELF\x02\x01", 2, 8  # 64 bits, little-endian; two kinds of sections
+
+
+def _elf_symbols(data: bytes) -> tuple[list[str], list[str]]:
+    if data[:6] != _ELF:
+        raise ValueError("no ELF file of 64 bits")
+    (sections,) = struct.unpack_from("<Q", data, 0x28)
+    entry, count = struct.unpack_from("<HH", data, 0x3A)
+    if entry != 64 or sections + 64 * count > len(data):
+        raise ValueError("sections end behind the file")
+    headers = [struct.unpack_from("<IIQQQQIIQQ", data, sections + 64 * i) for i in range(count)]
+    if any(h[1] not in (0, _NO_BITS) and h[4] + h[5] > len(data) for h in headers):
+        raise ValueError("a section ends behind the file")
+    needed, defined = [], []
+    for _, kind, _, _, offset, size, link, _, _, _ in headers:
+        if kind != _SYMBOLS:
+            continue
+        names = headers[link][4]
+        for at in range(offset, offset + size, 24):
+            name, info, _, section = struct.unpack_from("<IBBH", data, at)
+            text = data[names + name : data.index(b"\0", names + name)].decode()
+            if section == 0 and text not in _TABLES:
+                needed.append(text)
+            elif section != 0 and info >> 4 == 1:
+                defined.append(text)
+    return needed, defined
+
+
+class Code:
+    """Loaded machine code.  Addresses are good as long as this object lives, so keep it with every function pointer."""
+
+    def __init__(self, data: bytes) -> None:
+        """Loads an object file.  Raises CompileError when it is not for this system or calls unknown functions."""
+        defined = refuse_unknown_symbols(data)
+        self.object = data
+        with _lock:
+            _initialize()
+            self._engine = llvm.create_lljit_compiler(_target_machine(2), use_jit_link=True, suppress_errors=True)
+            builder = llvm.JITLibraryBuilder().add_object_img(data)
+            for name in object_symbols(data)[0]:
+                builder.import_symbol(name, library_addresses()[name])
+            for name in defined:
+                builder.export_symbol(name)
+            try:
+                self._library = builder.link(self._engine, "graph")
+            except RuntimeError as error:
+                raise CompileError(f"the object can't be loaded: {error}") from None
+            self._addresses = {name: int(self._library[name]) for name in defined}
+
+    @classmethod
+    def from_text(cls, text: str, *, level: int = 2, optimize: int = 0) -> Code:
+        """Compiles and loads; see :func:`compile_object`."""
+        return cls(compile_object(text, level=level, optimize=optimize))
+
+    def address(self, name: str) -> int:
+        """The address of a function.  Raises KeyError when there is none."""
+        return self._addresses[name]

@@ -1,0 +1,275 @@
+"""The main function of a graph: memory, calls of the loops, threads, results."""
+
+from __future__ import annotations
+
+from codegen.llvm.control import shared
+from codegen.llvm.helpers import CALLBACK
+from codegen.llvm.memory import copy_bytes
+from codegen.llvm.native import Argument, Site
+from codegen.llvm.plan import effects, has_shared_loop, result_memory, writes_later
+from codegen.llvm.polynomials import Poly
+from codegen.llvm.types import lanes_of, llvm_type
+from codegen.llvm.writer import Buffer, Unit, Writer
+from ir.core import Graph, Operation, Parameter, Value
+from ir.diagnostics import Diagnostic, GraphError
+from ir.types import MemRefType, TensorType
+
+_STORED = ("graph.weight", "graph.constant")
+
+
+class NestWriter(Writer):
+    """A top-level operation as a function of its own."""
+
+    def write(self, op: Operation, slots: str | None) -> None:
+        """Writes the operation, and stores its results through a pointer of the caller."""
+        if op.definition.full_name == "scf.parallel" and op.attribute("mapping") == "threads":
+            self.current = op
+            shared(self, op)
+        else:
+            self.operation(op)
+        if slots is not None:
+            pointer = self._argument(slots, "ptr")
+            for result, offset in zip(op.results, slot_offsets(op), strict=True):
+                at = self.set(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+                self.line(f"store {llvm_type(result.type)} {self.name(result)}, ptr {at}, align 64")  # type: ignore[arg-type]
+        self.line("ret i32 0")
+
+
+def slot_offsets(op: Operation) -> list[int]:
+    """Where the results of an operation lie in the memory that hands them to all threads."""
+    offsets, at = [], 0
+    for result in op.results:
+        offsets.append(at)
+        at += _slot_size(result)
+    return offsets
+
+
+def _slot_size(result: Value) -> int:
+    return max(64, -(-lanes_of(result.type) * 8 // 64) * 64)
+
+
+class MainWriter(Writer):
+    """The function that all threads call."""
+
+    def __init__(self, unit: Unit, graph: Graph, symbols: list[str]) -> None:
+        super().__init__(unit)
+        self.graph = graph
+        self.functions: list[str] = []
+        self.known_functions: dict[tuple[str, ...], str] = {}
+        self.pieces: list[tuple[int, list[Poly]]] = []
+        self.workspace_end = "0"
+        self.tensors: dict[Value, Buffer] = {}
+        self.stored: list[Operation] = []
+        self.result_memory = result_memory(graph)
+        self._begin(symbols)
+
+    def _begin(self, symbols: list[str]) -> None:
+        self.line("%site = add i64 0, 0")
+        self.line("%first = icmp eq i64 %thread, 0")
+        for position, symbol in enumerate(symbols):
+            ((number,),) = self.space.symbol(symbol)
+            pointer = self.set(f"getelementptr i64, ptr %dims, i64 {position}")
+            self.symbols[number] = self.set(f"load i64, ptr {pointer}, align 8")
+        self.unit.sites.append(Site("error", "", "a dimension, or a product of dimensions, is larger than 2^40", location=self.graph.loc))
+        fits = self.set(f"call i1 @{self.unit.name}.guard(ptr %dims)")
+        self.check_site(fits, "0", "0", "0")
+        for position, parameter in enumerate(self.graph.parameters):
+            if isinstance(parameter.type, MemRefType):
+                type_ = parameter.type
+                self.buffers[parameter] = Buffer(self._argument_pointer(position), type_, self.unit.shape_of(type_), type_.dtype.itemsize)
+
+    def _argument_pointer(self, position: int) -> str:
+        at = self.pure(0, f"getelementptr ptr, ptr %args, i64 {position}")
+        return self.pure(0, f"load ptr, ptr {at}, align 8")
+
+    def site(self, template: str, dims: object = (), *, name: str | None = None, given: tuple[int, ...] | None = None) -> int:
+        super().site(template, dims, name=name, given=given)  # type: ignore[arg-type]
+        self.unit.sites.append(self.sites.pop())
+        return len(self.unit.sites) - 1
+
+    # -- operations of the top level -------------------------------------------------------------------------------
+
+    def operation(self, op: Operation) -> None:
+        name = op.definition.full_name
+        self.current = op
+        if name in _STORED:
+            self.stored.append(op)
+            result = op.results[0]
+            self.tensors[result] = self._tensor_buffer(result, len(self.graph.parameters) + len(self.graph.results) + len(self.stored) - 1, 64)
+        elif name == "memref.from_tensor":
+            source, result = op.operand_uses[0].value, op.results[0]
+            buffer = self.tensor(source)
+            assert isinstance(result.type, MemRefType)
+            self.buffers[result] = Buffer(buffer.pointer, result.type, self.unit.shape_of(result.type, op), buffer.align, True)
+        elif name == "memref.to_tensor":
+            self._to_tensor(op)
+        elif name == "graph.print":
+            self._print(op)
+        elif op.regions:
+            self._region(op, name)
+        elif name in ("memref.store", "vector.store", "memref.copy"):
+            self._call(op, False)
+        else:
+            super().operation(op)
+
+    def run(self, block: object, facts: object = ()) -> list[str]:
+        yielded = super().run(block, facts) if block is not self.graph.block else self._whole()  # type: ignore[arg-type]
+        return yielded
+
+    def _whole(self) -> list[str]:
+        for op in self.graph.block:
+            if op.definition.is_terminator:
+                self._return(op)
+                break
+            self.operation(op)
+        self.space.hypotheses.clear()
+        self.line("ret i32 0")
+        return []
+
+    def _region(self, op: Operation, name: str) -> None:
+        if name == "scf.parallel" and op.attribute("mapping") == "threads":
+            self.unit.parallel = True
+            self._call(op, True)
+        elif has_shared_loop(op) or not effects(op):
+            super().operation(op)  # by all threads, which share the loops inside
+        else:
+            self._call(op, False)
+
+    def _call(self, op: Operation, by_all: bool) -> None:
+        """Calls the operation's function, on all threads or the first one, and waits for all."""
+        writer = NestWriter(self.unit, self)
+        slots = self._piece(1, [{(): slot_offsets(op)[-1] + _slot_size(op.results[-1])}]) if op.results else None
+        writer.write(op, slots)
+        body = writer.body()
+        arguments = list(writer.arguments.items())
+        key = (body, *(t for _, (t, _) in arguments))
+        function = self.known_functions.get(key)
+        if function is None:
+            function = self.known_functions[key] = f"@{self.unit.name}.nest{len(self.functions)}"
+            parameters = "".join(f", {t} {n}" for _, (t, n) in arguments)
+            self.functions.append(f"define internal i32 {function}(ptr %state, i64 %site, i64 %thread, i64 %threads{parameters}) #0 {{\n{body}\n}}\n")
+        passed = "".join(f", {t} {outside}" for outside, (t, _) in arguments)
+        base = len(self.unit.sites)
+        self.unit.sites += writer.sites
+        call = f"call i32 {function}(ptr %state, i64 {base}, i64 %thread, i64 %threads{passed})"
+        if by_all:
+            self.set(call)
+        else:
+            self._on_first(lambda: self.set(call))
+        self._barrier()
+        if slots is not None:
+            for result, offset in zip(op.results, slot_offsets(op), strict=True):
+                at = self.set(f"getelementptr i8, ptr {slots}, i64 {offset}")
+                self.names[result] = self.set(f"load {llvm_type(result.type)}, ptr {at}, align 64")  # type: ignore[arg-type]
+            self._barrier()  # before the memory is written again
+
+    def _on_first(self, write: object) -> None:
+        """Code for the first thread only."""
+        serial, join = self.label("serial"), self.label("join")
+        self.line(f"br i1 %first, label %{serial}, label %{join}")
+        self.place(serial)
+        write()  # type: ignore[operator]
+        self.line(f"br label %{join}")
+        self.place(join)
+
+    def _barrier(self) -> None:
+        failed = self.set(f"call i32 @{self.unit.name}.barrier(ptr %state, i64 %threads)")
+        fine = self.set(f"icmp eq i32 {failed}, 0")
+        good, leave = self.label("ok"), self.label("leave")
+        self.line(f"br i1 {fine}, label %{good}, label %{leave}")
+        self.cold += [f"{leave}:", "  ret i32 1"]
+        self.place(good)
+
+    # -- tensors and memory ----------------------------------------------------------------------------------------
+
+    def tensor(self, value: Value) -> Buffer:
+        """The memory of a tensor."""
+        found = self.tensors.get(value)
+        if found is None:
+            if not isinstance(value, Parameter):
+                raise GraphError(Diagnostic(f"codegen: %{value.name} is no tensor that native code has", value.location))
+            found = self.tensors[value] = self._tensor_buffer(value, value.index, 1)
+        return found
+
+    def _tensor_buffer(self, value: Value, position: int, align: int) -> Buffer:
+        if not isinstance(value.type, TensorType):
+            raise GraphError(Diagnostic(f"codegen: %{value.name} of type {value.type} is no tensor", value.location))
+        type_ = MemRefType(value.type.dtype, value.type.shape)
+        return Buffer(self._argument_pointer(position), type_, self.unit.shape_of(type_), max(align, type_.dtype.itemsize))
+
+    def _result_pointer(self, position: int) -> str:
+        return self._argument_pointer(len(self.graph.parameters) + position)
+
+    def memory(self, op: Operation, type_: MemRefType) -> str:
+        result = op.results[0]
+        if result in self.result_memory:
+            return self._result_pointer(self.result_memory[result])
+        return self._piece(type_.dtype.itemsize, self.unit.shape_of(type_, op))
+
+    def _piece(self, item: int, shape: list[Poly]) -> str:
+        """A part of the workspace."""
+        self.pieces.append((item, shape))
+        start = self.workspace_end
+        size = str(item)
+        for dim in shape:
+            number = self.integer(dim)
+            both = size.isdigit() and number.isdigit()
+            size = str(int(size) * int(number)) if both else self.pure(0, f"mul i64 {number}, {size}")
+        if size.isdigit():
+            size = str(-(-int(size) // 64) * 64)
+        else:
+            more = self.pure(0, f"add i64 {size}, 63")
+            size = self.pure(0, f"and i64 {more}, -64")
+        both = size.isdigit() and start.isdigit()
+        self.workspace_end = str(int(start) + int(size)) if both else self.pure(0, f"add i64 {start}, {size}")
+        return self.pure(0, f"getelementptr i8, ptr %workspace, i64 {start}")
+
+    def _to_tensor(self, op: Operation) -> None:
+        source, result = op.operand_uses[0].value, op.results[0]
+        buffer = self.buffer(source)
+        if op.block is not self.graph.block:
+            raise GraphError(Diagnostic("codegen: memref.to_tensor inside a loop", op.loc))
+        if writes_later(self.graph, op, source):
+            pointer = self._piece(buffer.type.dtype.itemsize, buffer.shape)
+            copy = Buffer(pointer, buffer.type, buffer.shape, 64)
+            self._on_first(lambda: copy_bytes(self, buffer, copy))
+            self._barrier()
+            buffer = copy
+        self.tensors[result] = buffer
+
+    def _return(self, op: Operation) -> None:
+        copies = []
+        for position, use in enumerate(op.operand_uses):
+            buffer = self.tensor(use.value)
+            pointer = self._result_pointer(position)
+            if buffer.pointer != pointer:
+                copies.append((buffer, Buffer(pointer, buffer.type, buffer.shape, buffer.type.dtype.itemsize)))
+        for source, target in copies:
+            self._on_first(lambda source=source, target=target: copy_bytes(self, source, target))  # type: ignore[misc]
+
+    def _print(self, op: Operation) -> None:
+        value = op.operand_uses[0].value
+        buffer = self.tensor(value)
+        assert isinstance(value.type, TensorType)
+        text = "the callback failed"
+        label = str(op.attribute("label"))
+        self.unit.sites.append(Site("print", "print", text, location=op.loc, type=value.type, label=label, operation=op))
+        site = len(self.unit.sites) - 1
+
+        def write() -> None:
+            at = self.set(f"getelementptr i8, ptr %state, i64 {CALLBACK}")
+            function = self.set(f"load ptr, ptr {at}, align 8")
+            failed = self.set(f"call i32 {function}(i64 {site}, ptr {buffer.pointer}, ptr %dims)")
+            self.check_site(self.set(f"icmp eq i32 {failed}, 0"), str(site), "0", "0")
+
+        self._on_first(write)
+        self._barrier()
+
+    def stored_arguments(self) -> list[Argument]:
+        """The weights and constants, as they follow the results."""
+        found = []
+        for op in self.stored:
+            type_ = op.results[0].type
+            assert isinstance(type_, TensorType)
+            found.append(Argument("stored", op.results[0].name, type_, False, op))
+        return found
