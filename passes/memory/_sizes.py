@@ -1,0 +1,180 @@
+"""Comparing sizes that are expressions of named dimensions.
+
+A dimension is 0 or more, so a polynomial without negative coefficients is never negative; a ``where`` clause says more.
+Every answer "yes" is a proof; "no" means that none was found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from ir.core import Graph
+from ir.diagnostics import GraphError
+from ir.dims import Dim, DimExpr, DimFunction, UnknownDim, ceildiv, dim_max, substitute, symbol, symbols_of
+from ir.inference import plain_symbol
+from ir.inputs import choose_sizes
+
+ALIGNMENT = 64
+"""Bytes; what every buffer begins at a multiple of."""
+
+_EXAMPLES = (128, 96, 160, 64, 256, 32, 512, 16, 8, 4, 2, 1, 1024, 2048, 4096, 0)
+_MOST_WAYS = 32
+
+
+class Sizes:
+    """What is known of the named dimensions of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._ways = _substitutions(graph)
+        self._known: dict[tuple[Dim, Dim], bool] = {}
+        self._example: dict[str, int] = {}
+        with contextlib.suppress(GraphError):  # no examples meet the conditions; they only guide the choice between right plans
+            self._example = choose_sizes(graph, sizes=_EXAMPLES)
+        self._multiples = _multiples(graph)
+
+    def example(self, dim: Dim) -> int:
+        """The value of an expression for example sizes."""
+        value = substitute(dim, {n: self._example.get(n, _EXAMPLES[0]) for n in symbols_of(dim)})
+        assert isinstance(value, int)
+        return value
+
+    def at_most(self, a: Dim, b: Dim) -> bool:
+        """Whether ``a <= b`` for all sizes that the graph may have."""
+        if isinstance(a, int) and isinstance(b, int):
+            return a <= b
+        if isinstance(a, UnknownDim) or isinstance(b, UnknownDim):
+            return False
+        if a == b:
+            return True
+        key = (a, b)
+        if key not in self._known:
+            self._known[key] = self._compare(a, b)
+        return self._known[key]
+
+    def _compare(self, a: Dim, b: Dim) -> bool:
+        extreme = next(_extremes(a), None)
+        if extreme is not None:  # all of max(x, y) must be at most b, one of min(x, y)
+            answers = (self.at_most(_replace(a, extreme, x), b) for x in extreme.args)
+            return all(answers) if extreme.kind == "max" else any(answers)
+        extreme = next(_extremes(b), None)
+        if extreme is not None:
+            answers = (self.at_most(a, _replace(b, extreme, x)) for x in extreme.args)
+            return any(answers) if extreme.kind == "max" else all(answers)
+        difference = b - a
+        return any(_nonnegative(substitute(difference, way)) for way in self._ways)
+
+    def largest(self, dims: Iterable[Dim]) -> Dim:
+        """The largest of some expressions, as one of them where that is known."""
+        kept: list[Dim] = []
+        for dim in dims:
+            if not any(self.at_most(dim, k) for k in kept):
+                kept = [k for k in kept if not self.at_most(k, dim)]
+                kept.append(dim)
+        return dim_max(*kept) if kept else 0
+
+    def aligned(self, size: Dim, coarse: bool = False) -> Dim:
+        """A multiple of ``ALIGNMENT`` that is at least ``size``.
+
+        ``coarse`` rounds every coefficient up, which gives a polynomial; otherwise the sum is rounded.
+        """
+        if isinstance(size, int):
+            return -(-size // ALIGNMENT) * ALIGNMENT
+        if self._is_aligned(size):
+            return size
+        if coarse and isinstance(size, DimExpr) and all(c > 0 for _, c in size.terms):
+            return DimExpr(tuple((m, -(-c // ALIGNMENT) * ALIGNMENT) for m, c in size.terms))
+        return ceildiv(size, ALIGNMENT) * ALIGNMENT
+
+    def _is_aligned(self, size: Dim) -> bool:
+        multiplied = substitute(size, self._multiples)
+        return isinstance(multiplied, DimExpr) and all(c % ALIGNMENT == 0 for _, c in multiplied.terms)
+
+
+def _nonnegative(dim: Dim) -> bool:
+    if isinstance(dim, int):
+        return dim >= 0
+    return isinstance(dim, DimExpr) and all(c > 0 and all(map(_is_nonnegative_atom, m)) for m, c in dim.terms)
+
+
+def _is_nonnegative_atom(atom: str | DimFunction) -> bool:
+    if isinstance(atom, str):
+        return True
+    if atom.kind in ("floordiv", "ceildiv", "mod"):
+        divisor = atom.args[1]
+        return isinstance(divisor, int) and divisor > 0 and (atom.kind == "mod" or _nonnegative(atom.args[0]))
+    found = map(_nonnegative, atom.args)
+    return any(found) if atom.kind == "max" else all(found)
+
+
+def _extremes(dim: Dim) -> Iterator[DimFunction]:
+    """``min`` and ``max`` that stand alone, with a positive factor: what is larger in them makes the whole larger."""
+    for monomial, coefficient in dim.terms if isinstance(dim, DimExpr) else ():
+        atom = monomial[0] if len(monomial) == 1 else None
+        if isinstance(atom, DimFunction) and atom.kind in ("min", "max") and coefficient > 0:
+            yield atom
+
+
+def _replace(dim: Dim, atom: DimFunction, by: Dim) -> Dim:
+    """``dim`` with ``by`` for an extreme that :func:`_extremes` found."""
+    assert isinstance(dim, DimExpr)
+    total: Dim = 0
+    for monomial, coefficient in dim.terms:
+        total = total + (by * coefficient if monomial == (atom,) else DimExpr(((monomial, coefficient),)))
+    return total
+
+
+# -- what a ``where`` clause says --------------------------------------------------------------------------------------
+
+
+def _inequalities(graph: Graph) -> list[tuple[Dim, Dim]]:
+    """Pairs (a, b) with a <= b."""
+    found: list[tuple[Dim, Dim]] = []
+    for constraint in graph.constraints:
+        for left, comparison, right in zip(constraint.dims, constraint.comparisons, constraint.dims[1:], strict=False):
+            if comparison in ("<=", "=="):
+                found.append((left, right))
+            if comparison in (">=", "=="):
+                found.append((right, left))
+            if comparison == "<":
+                found.append((left + 1, right))
+            if comparison == ">":
+                found.append((right + 1, left))
+    return found
+
+
+def _substitutions(graph: Graph) -> list[dict[str, Dim]]:
+    """Ways of writing symbols by others that are 0 or more: ``B`` as ``B + 1`` where ``1 <= B``, ``S`` as ``128 - S`` where
+    ``S <= 128``.  What is not negative after any of them is never negative."""
+    ways: list[dict[str, Dim]] = [{}]
+    for low, high in _inequalities(graph):
+        more: list[dict[str, Dim]] = []
+        name = plain_symbol(high)
+        if name is not None and name not in symbols_of(low):
+            more += [_extend(w, name, low + symbol(name)) for w in ways]
+        name = plain_symbol(low)
+        if name is not None and name not in symbols_of(high):
+            more += [_extend(w, name, high - symbol(name)) for w in ways]
+        ways = (ways + [w for w in more if w])[:_MOST_WAYS]
+    return ways
+
+
+def _extend(way: dict[str, Dim], name: str, value: Dim) -> dict[str, Dim]:
+    """``way`` with one more symbol; nothing where symbols would be written by each other."""
+    if name in way or any(n in way for n in symbols_of(value) if n != name):
+        return {}
+    return {**{n: v for n, v in way.items() if name not in symbols_of(v)}, name: value}
+
+
+def _multiples(graph: Graph) -> dict[str, Dim]:
+    """Symbols as multiples of what a ``where`` clause says divides them."""
+    found: dict[str, Dim] = {}
+    for constraint in graph.constraints:
+        pairs: Sequence[tuple[Dim, str, Dim]] = list(zip(constraint.dims, constraint.comparisons, constraint.dims[1:], strict=False))
+        for left, comparison, right in pairs:
+            atom = left.terms[0][0][0] if isinstance(left, DimExpr) and len(left.terms) == 1 and len(left.terms[0][0]) == 1 else None
+            if comparison == "==" and right == 0 and isinstance(atom, DimFunction) and atom.kind == "mod":
+                name, divisor = plain_symbol(atom.args[0]), atom.args[1]
+                if name is not None and isinstance(divisor, int) and divisor > 1:
+                    found[name] = divisor * symbol(name)
+    return found

@@ -1,0 +1,126 @@
+"""Pass ``plan-memory``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dialects.memref import view
+from ir.builder import Builder
+from ir.core import Graph, Module, Operation
+from ir.dims import Dim
+from ir.layout import LAYOUT
+from ir.opdef import REGISTRY
+from ir.rewriter import replace_op
+from ir.types import MemRefType, u8
+from passes.infra.base import Pass, PassContext
+from passes.memory._inplace import may_take_over
+from passes.memory._lifetimes import Buffer, Lifetimes
+from passes.memory._packing import Block, pack
+from passes.memory._sizes import Sizes
+
+
+@dataclass(frozen=True)
+class PlanMemory(Pass):
+    """Puts the buffers of a graph into one arena, those that are needed at different times into the same memory.
+
+    Before::
+
+        %a = memref.alloc() : memref<f32[B, 64]>
+        linalg.generic(i < B, j < 64, %p = %x[i, j], %o = %a[i, j]) {...}
+        %b = memref.alloc() : memref<f32[B, 64]>
+        linalg.generic(i < B, j < 64, %q = %a[i, j], %r = %b[i, j]) {...}
+        %c = memref.alloc() : memref<f32[64]>
+        linalg.generic(j < 64, reduce i < B, %s = %b[i, j], %t = %c[j]) {...}
+
+    After (the second nest reads each element just before it writes the same place, so it works in place)::
+
+        %arena = memref.alloc() : memref<u8[256*B+256]>
+        %a = memref.view(%arena, offset=0) : memref<f32[B, 64]>
+        linalg.generic(i < B, j < 64, %p = %x[i, j], %o = %a[i, j]) {...}
+        %b = memref.view(%arena, offset=0) : memref<f32[B, 64]>
+        linalg.generic(i < B, j < 64, %q = %a[i, j], %r = %b[i, j]) {...}
+        %c = memref.view(%arena, offset=256*B) : memref<f32[64]>
+        linalg.generic(j < 64, reduce i < B, %s = %b[i, j], %t = %c[j]) {...}
+
+    A buffer is needed from the first operation of the top level that touches it (or a reshape of it, or does so inside its
+    regions) to the last one.  Offsets are multiples of 64.  Sizes may be symbolic: two buffers that are needed together lie
+    apart for all sizes that the graph may have, by comparison of polynomials of named dimensions, which are 0 or more
+    (``where`` says more).  Several orders of placing are tried; which plan is best is judged by example sizes.
+
+    A nest's output takes over the memory of an input that nothing needs afterwards when both have the same size and it is
+    proved that every element is read before its place is written (``inplace=false`` leaves that out).
+
+    Left alone are buffers inside of regions, those that become a result of the graph (taken out by ``memref.to_tensor``,
+    only returned, not written afterwards: they are the result's own memory), what leaves by other ways than reading and
+    writing, and arenas.  ``--statistics`` tells how large the arena is, and how large it would be without sharing.
+    """
+
+    inplace: bool = True
+    """let outputs take over the memory of inputs"""
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        changed = False
+        for graph in module.graphs.values():
+            changed |= _plan(graph, context, self.inplace)
+        return changed
+
+
+def _plan(graph: Graph, context: PassContext, inplace: bool) -> bool:
+    lifetimes = Lifetimes(graph)
+    for alloc in lifetimes.unused:
+        alloc.erase()
+    if not lifetimes.buffers:
+        return bool(lifetimes.unused)
+    blocks = _blocks(lifetimes) if inplace else [Block([b]) for b in lifetimes.buffers]
+    sizes = Sizes(graph)
+    packing = pack(blocks, sizes)
+    _report(context, packing.total, lifetimes.buffers, len(lifetimes.buffers) - len(blocks), sizes)
+    _rewrite(graph, {b: packing.offsets[block] for block in blocks for b in block.buffers}, packing.total)
+    return True
+
+
+def _blocks(lifetimes: Lifetimes) -> list[Block]:
+    """Buffers in order of their first use, joined with the one whose memory they may take over."""
+    blocks: list[Block] = []
+    ending: dict[int, list[Block]] = {}
+    for buffer in sorted(lifetimes.buffers, key=lambda b: b.first):
+        nest = lifetimes.order[buffer.first]
+        candidates = ending.get(buffer.first, [])
+        block = next((b for b in candidates if may_take_over(nest, lifetimes.names, b.buffers[-1], buffer)), None)
+        if block is None:
+            block = Block()
+            blocks.append(block)
+        else:
+            candidates.remove(block)
+        block.buffers.append(buffer)
+        if buffer.last > buffer.first:
+            ending.setdefault(buffer.last, []).append(block)
+    return blocks
+
+
+def _report(context: PassContext, total: Dim, buffers: list[Buffer], joined: int, sizes: Sizes) -> None:
+    alone: Dim = sum((sizes.aligned(b.size) for b in buffers), 0)
+    if isinstance(total, int) and isinstance(alone, int):
+        context.count("bytes in the arena", total)
+        context.count("bytes without sharing", alone)
+    else:
+        context.count(f"arena of {total} bytes ({alone} without sharing)")
+    context.count("buffers in the arena", len(buffers))
+    context.count("buffers that took over the memory of an input", joined)
+
+
+def _rewrite(graph: Graph, offsets: dict[Buffer, Dim], total: Dim) -> None:
+    allocs: dict[Operation, Dim] = {}
+    for buffer, offset in offsets.items():
+        op = buffer.value.defining_op
+        assert op is not None
+        allocs[op] = offset
+    first = next(op for op in graph.block if op in allocs)
+    attributes: Any = {LAYOUT: ()}
+    builder = Builder(graph.block, first, loc=first.loc)
+    arena = builder.create(REGISTRY["memref.alloc"], [], attributes, result_types=[MemRefType(u8, (total,))], name="arena").result
+    for op in list(graph.block):
+        if op in allocs:
+            made = Builder.before_op(op).create(view, [arena], {"offset": allocs[op]}, result_types=[op.result.type])
+            replace_op(op, [made.result])

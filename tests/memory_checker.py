@@ -1,0 +1,230 @@
+"""Judges memory plans without the planner: by watching every read and write of a run, byte by byte, and by poison.
+
+The rule is about values, not about lifetimes: whatever a buffer reads must have been written through the same buffer
+last (a reshape is the same buffer).  Two buffers that are alive at once and share a byte break it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dialects.arith.constant import constant
+from ir.attributes import Dense
+from ir.builder import Builder
+from ir.builtin import yield_
+from ir.clone import clone_module
+from ir.core import Block, Graph, Module, Operation, Region, Value
+from ir.inputs import GeneratedWeights
+from ir.interpreter import Interpreter
+from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, OperandArg, RangeArg, layout_of, operand_symbol
+from ir.opdef import REGISTRY
+from ir.types import DType, MemRefType, ScalarType, index
+
+_MADE = ("memref.alloc", "memref.view", "memref.reshape")
+_WHOLE = ("memref.copy", "memref.to_tensor")
+
+
+class Overlap(AssertionError):
+    """A buffer reads what another one has written, or what nothing has."""
+
+
+class _Watched(np.ndarray):
+    """A buffer that tells of its reads and writes."""
+
+    watcher: Watcher
+    owner: Value
+    places: Any
+    """the byte of each element in the memory that it lies in"""
+    written: Any
+    """per byte of the memory: the number of the buffer that has written it, -1 for none"""
+
+    def __getitem__(self, place: Any) -> Any:
+        self.watcher.reads(self, place)
+        return self.view(np.ndarray)[place]
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        self.view(np.ndarray)[place] = value
+        self.watcher.writes(self, place)
+
+
+class Watcher(Interpreter):
+    """Runs a program and checks every read.  Raises :class:`Overlap`."""
+
+    def __init__(self, module: Module, *args: Any, **options: Any) -> None:
+        super().__init__(module, *args, **options)
+        self.numbers: dict[Value, int] = {}
+        self.values: list[Value] = []
+        self.memories: dict[Value, tuple[int, Any]] = {}
+        self.nests: list[tuple[list[bool], list[int]]] = []
+        self.accesses = 0
+
+    # -- what is watched -------------------------------------------------------------------------------------------
+
+    def run_operation(self, op: Operation, environment: Any) -> None:
+        if op.name in _WHOLE and isinstance(environment.arrays[op.operands[0]], _Watched):
+            self.nests.append(([], [0]))
+            self.reads(environment.arrays[op.operands[0]], ...)
+            self.nests.pop()
+        self.nests.append((_unused_reads(op, environment), [0]))
+        try:
+            super().run_operation(op, environment)
+        finally:
+            self.nests.pop()
+        if op.name in _MADE:
+            array = environment.arrays[op.result]
+            if op.name == "memref.alloc":
+                self.memories[op.result] = (_address(array), np.full(array.nbytes, -1, np.int64))
+            root, owner = _root(op.result)
+            if root in self.memories and not any(u.name == "memref.view" for u in op.result.users):
+                environment.arrays[op.result] = self._watch(array, root, owner)
+
+    def _watch(self, array: Any, root: Value, owner: Value) -> _Watched:
+        address, written = self.memories[root]
+        watched = array.view(_Watched)
+        watched.watcher, watched.owner, watched.written = self, owner, written
+        places = np.full(array.shape, _address(array) - address, np.int64)
+        for axis, (size, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
+            places += (np.arange(size) * stride).reshape([-1 if a == axis else 1 for a in range(array.ndim)])
+        watched.places = places
+        if owner not in self.numbers:
+            self.numbers[owner] = len(self.values)
+            self.values.append(owner)
+        return watched
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def reads(self, array: _Watched, place: Any) -> None:
+        unused, counter = self.nests[-1]
+        if unused:
+            counter[0] += 1
+            if unused[(counter[0] - 1) % len(unused)]:
+                return
+        self.accesses += 1
+        found = array.written[_bytes(array, place)]
+        wrong = found[found != self.numbers[array.owner]]
+        if wrong.size:
+            who = "nothing has written" if wrong[0] == -1 else f"%{self.values[int(wrong[0])].name} has written last"
+            raise Overlap(f"%{array.owner.name} reads bytes that {who}")
+
+    def writes(self, array: _Watched, place: Any) -> None:
+        self.accesses += 1
+        array.written[_bytes(array, place)] = self.numbers[array.owner]
+
+
+def _bytes(array: _Watched, place: Any) -> Any:
+    starts = np.asarray(array.places[place]).reshape(-1, 1)
+    return (starts + np.arange(array.dtype.itemsize)).reshape(-1)
+
+
+def _address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _root(value: Value) -> tuple[Value, Value]:
+    """The alloc that a buffer lies in, and the buffer that it is by name: the view, or the alloc."""
+    owner: Value | None = None
+    op = value.defining_op
+    while op is not None and op.name in ("memref.reshape", "memref.view"):
+        if op.name == "memref.view":
+            owner = op.result
+        value = op.operands[0]
+        op = value.defining_op
+    return value, owner if owner is not None else value
+
+
+def _unused_reads(op: Operation, environment: Any) -> list[bool]:
+    """Which of the reads of watched buffers are for nothing, in one round: a nest is given the old elements of its outputs, too."""
+    if op.name in ("linalg.generic", "linalg.reduce"):
+        sources = [a.source for a in layout_of(op) if isinstance(a, BindArg) and isinstance(a.source, AccessArg)]
+        arrays = [environment.arrays[op.operands[s.position]] for s in sources]
+        arguments = op.regions[0].block.arguments
+        return [not a.has_uses for a, array in zip(arguments, arrays, strict=False) if isinstance(array, _Watched)]
+    if op.name in ("memref.load", "vector.load"):
+        return [not op.result.has_uses]
+    return []
+
+
+def check_plan(module: Module, name: str, arrays: Sequence[Any], sources: Mapping[str, Any] | None = None) -> int:
+    """Runs a graph forwards and with its parallel loops backwards; returns how many accesses were watched.
+
+    Raises :class:`Overlap` for a read that sees another buffer's bytes.
+    """
+    given = dict(sources) if sources is not None else {f: GeneratedWeights(module, f) for f in module.files}
+    count = 0
+    for backwards in (False, True):
+        watcher = Watcher(module, given, quiet=True, reverse_parallel=backwards)
+        watcher.run(module.graphs[name], [np.array(a) for a in arrays])
+        count += watcher.accesses
+    return count
+
+
+# -- poison ------------------------------------------------------------------------------------------------------------
+
+
+def poisoned(module: Module) -> Module:
+    """A copy in which garbage (NaN, large numbers) is stored to every view of an arena behind the last operation that
+    touches it, unless another view of the same place is touched there first: that one has taken the memory over.
+
+    The stores are loops of ``memref.store``, so every later level runs them, native code too.
+    """
+    copy = clone_module(module)
+    for graph in copy.graphs.values():
+        views = [op for op in graph.block if op.name == "memref.view"]
+        touched = {op: _touching(op.result, graph) for op in views}
+        last: dict[Operation, list[Operation]] = {}
+        for op in views:
+            if touched[op] and not any(
+                o is not op and o.attributes["offset"] == op.attributes["offset"] and touched[o] and touched[o][0] is touched[op][-1] for o in views
+            ):
+                last.setdefault(touched[op][-1], []).append(op)
+        for anchor, ending in last.items():
+            for op in ending:
+                _store_garbage(graph, anchor, op.result)
+    return copy
+
+
+def _touching(buffer: Value, graph: Graph) -> list[Operation]:
+    """Operations of the top level that read or write a buffer, in order."""
+    names = {buffer}
+    for op in graph.walk():
+        if op.name == "memref.reshape" and op.operands[0] in names:
+            names.add(op.result)
+    touching = []
+    for op in graph.block:
+        inner = [o for o in op.walk() if o.name not in ("memref.reshape", "memref.dim") and any(v in names for v in o.operands)]
+        if inner:
+            touching.append(op)
+    return touching
+
+
+def garbage(dtype: DType) -> Dense:
+    """What ``memref.alloc`` fills memory with: NaN of every float type."""
+    if dtype.kind == "bool":
+        return Dense(np.array(True), dtype)
+    raw = np.tile(np.frombuffer(bytes((0xFF, 0x7F)), np.uint8), 4)[: dtype.itemsize]
+    return Dense(raw.view(dtype.numpy).reshape(()), dtype)
+
+
+def _store_garbage(graph: Graph, anchor: Operation, buffer: Value) -> None:
+    type_ = buffer.type
+    assert isinstance(type_, MemRefType)
+    block: Block = graph.block
+    builder = Builder(block, anchor.next, origin="poison")
+    variables: list[Value] = []
+    for dim in type_.shape:
+        region = Region()
+        region.block.add_argument("poison.i", ScalarType(index))
+        layout: Any = {LAYOUT: (RangeArg(0, dim, 1),)}
+        builder.create(REGISTRY["scf.parallel"], [], layout, regions=[region], result_types=())
+        variables.append(region.block.arguments[0])
+        builder = Builder(region.block, origin="poison")
+    made = builder.create(constant, [], {"value": garbage(type_.dtype)}, result_types=[ScalarType(type_.dtype)])
+    access = AccessArg(1, tuple(IndexExpr(operand_symbol(2 + i)) for i in range(len(variables))))
+    store: Any = {LAYOUT: (OperandArg(0), access)}
+    builder.create(REGISTRY["memref.store"], [made.result, buffer, *variables], store, result_types=())
+    for variable in variables:
+        assert isinstance(variable.owner, Block)
+        Builder(variable.owner).create(yield_, [])
