@@ -99,7 +99,8 @@ def pass_page(name: str) -> str:
         about = _field_doc(inspect.getsource(cls), field.name)
         lines += [f"      {about}"] if about else []
     lines += [""] if fields else []
-    lines.append(f"Preserves: {'every bit of the results' if cls.preserves == 'bits' else 'the results up to rounding'}")
+    kept = {"bits": "every bit of the results", "values": "the results up to rounding", "approximate": "the results up to approximation"}
+    lines.append(f"Preserves: {kept[cls.preserves]}")
     return "\n".join(lines) + "\n"
 
 

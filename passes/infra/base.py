@@ -33,12 +33,13 @@ class Pass:
     """Base of all passes.
 
     ``preserves`` says what stays the same: ``bits`` of every result on any input, or only ``values`` up to rounding
-    (as when one operation becomes several).  ``needs_types`` asks for inferred types before it runs; with ``keeps_types``
+    (as when one operation becomes several), or ``approximate`` ones (as when a function of f32 becomes a polynomial that is
+    good for f32 only).  ``needs_types`` asks for inferred types before it runs; with ``keeps_types``
     all that it makes has a type that can't be known better.  A pass that runs twice changes nothing the second time,
     unless ``idempotent`` is False.
     """
 
-    preserves: ClassVar[Literal["bits", "values"]] = "bits"
+    preserves: ClassVar[Literal["bits", "values", "approximate"]] = "bits"
     needs_types: ClassVar[bool] = True
     keeps_types: ClassVar[bool] = False
     idempotent: ClassVar[bool] = True

@@ -5,7 +5,8 @@ Two programs are compared on generated inputs, in up to four ways:
 * on ordinary, special (NaN, infinities, signed zeros, denormals) and exact (small integer) inputs, bit by bit, when the
   pass promises to keep the bits;
 * on exact inputs bit by bit, when all operations are exact on integers, whatever the pass promises;
-* with floats kept in float64 throughout, to 1e-9 of the result's largest element: rounding can't hide a wrong rewrite;
+* with floats kept in float64 throughout, to 1e-9 of the result's largest element: rounding can't hide a wrong rewrite (1e-6
+  when the pass puts approximations for f32 in the place of functions);
 * against that float64 run: the error may not grow beyond ``ERROR_GROWTH`` times what it was, plus a few roundings.
 """
 
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
     from ir.weights import WeightSource
 
 DOUBLE_TOLERANCE = 1e-9  # of the largest element; float64 rounding of a few thousand operations stays far below
+APPROXIMATE_TOLERANCE = 1e-6  # the same for approximations that are good for f32
 ERROR_GROWTH = 8.0
 DEFAULT_BUDGET = 4e9  # elementary operations of one run; a 2-core machine does about 1e9 a second
 _ROUNDINGS = 64.0
 
-Bits = Literal["bits", "values"]
+Bits = Literal["bits", "values", "approximate"]
 
 
 @dataclass
@@ -232,11 +234,16 @@ class _Comparison:
     def _differ_in_values(self, old: _Run, new: _Run, inputs: Sequence[NDArray[Any]], kind: Kind) -> Mismatch | None:
         if len(old.results) != len(new.results):
             return Mismatch(None, f"{len(new.results)} results, before {len(old.results)}")
+        tolerance = APPROXIMATE_TOLERANCE if self.preserves == "approximate" else DOUBLE_TOLERANCE
+
+        def close(a: NDArray[Any], b: NDArray[Any]) -> bool:
+            return close_in_double(a, b, tolerance)
+
         old_double = self._execute(self.before, inputs, kind, double=True)
         new_double = self._execute(self.after, inputs, kind, double=True)
         for name, before, after in self._pairs(old_double, new_double):
-            if not close_in_double(before, after):
-                culprit = self._culprit(old_double, new_double, close_in_double)
+            if not close(before, after):
+                culprit = self._culprit(old_double, new_double, close)
                 return Mismatch(culprit, f"{name} changed: {describe_difference(before, after)}, computed in float64")
         declared = zip(self._pairs(old, new), self._pairs(old_double, new_double), strict=True)
         for (name, before, after), (_, exact, _) in declared:
@@ -276,7 +283,7 @@ def _is_float(array: NDArray[Any]) -> bool:
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
-def close_in_double(a: NDArray[Any], b: NDArray[Any]) -> bool:
+def close_in_double(a: NDArray[Any], b: NDArray[Any], tolerance: float = DOUBLE_TOLERANCE) -> bool:
     """Whether two results of float64 runs agree to rounding; integers and bools exactly.
 
     A narrow float is an input that is returned as it came: no operation has widened it.
@@ -291,7 +298,7 @@ def close_in_double(a: NDArray[Any], b: NDArray[Any]) -> bool:
         return False
     scale = float(np.max(np.abs(a[finite]), initial=0.0))
     with np.errstate(over="ignore"):
-        return bool(np.all(np.abs(a[finite] - b[finite]) <= DOUBLE_TOLERANCE * scale))
+        return bool(np.all(np.abs(a[finite] - b[finite]) <= tolerance * scale))
 
 
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -46,7 +46,7 @@ class ExpandMath(Pass):
     most 3.  Special values are those of the operations.  f16 and bf16 are computed in f32 and rounded; f64 stays.
     """
 
-    preserves: ClassVar[Literal["bits", "values"]] = "values"
+    preserves: ClassVar[Literal["bits", "values", "approximate"]] = "approximate"
 
     functions: tuple[str, ...] = ()
     """which functions, as [exp, tanh]; all that there are when it is empty"""

@@ -51,6 +51,7 @@ class UnrollVectors(Pass):
     """
 
     preserves: ClassVar[Literal["bits", "values"]] = "values"
+    keeps_types: ClassVar[bool] = True
 
     lanes: int = 16
 
