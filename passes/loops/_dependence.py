@@ -53,7 +53,7 @@ class _Number:
 
 
 class Dependence:
-    """The test for two accesses and some loops.  Values defined outside ``scope`` are the same for both.
+    """The test for two accesses and some loops, in one run of the block ``scope``, whose own values are the same for both.
 
     ``loops`` are loops around both from the outside to the inside; other loops inside ``scope`` may be in any rounds.
     """
@@ -131,7 +131,7 @@ class Dependence:
         for name in symbols_of(expr):
             if name.startswith("%"):
                 value = self.graph.names[name[1:]]
-                if is_inside(value, self.scope):
+                if _is_below(value, self.scope):
                     bindings[name] = self._normal_value(value, side)
         return substitute(expr, bindings) if bindings else expr
 
@@ -327,6 +327,12 @@ def is_inside(value: Value, block: Block) -> bool:
     return at is not None
 
 
+def _is_below(value: Value, block: Block) -> bool:
+    """Whether a value is defined in a region inside a block, not in the block itself."""
+    home = value.owner if isinstance(value.owner, Block) else value.owner.block
+    return home is not block and is_inside(value, block)
+
+
 def mentions_inside(expressions: Iterable[Dim], block: Block) -> bool:
     """Whether expressions mention a value that is defined in a block or below it."""
     graph = block.graph
@@ -379,7 +385,7 @@ def conflicts(first: Iterable[Access], second: Iterable[Access], loops: Sequence
 
 
 def may_conflict(first: Iterable[Access], second: Iterable[Access], scope: Block) -> bool:
-    """Whether accesses of two groups, at least one of the two a write, may mean the same element in a round of ``scope``."""
+    """Whether accesses of two groups, at least one of the two a write, may mean the same element in one run of ``scope``."""
     return bool(conflicts(first, second, (), scope))
 
 

@@ -114,8 +114,10 @@ def accesses_of(op: Operation) -> list[Access]:
     name = op.name
     if name in _SINGLE:
         return [_single(op, _SINGLE[name])]
-    if name in _NO_ACCESS or op.definition.is_terminator:
+    if name in _NO_ACCESS:
         return []
+    if op.definition.is_terminator:  # a buffer that is handed on may be read by anyone
+        return [_whole(op, v, False) for v in op.operands if isinstance(v.type, MemRefType)]
     buffers = list(dict.fromkeys(v for v in op.operands if isinstance(v.type, MemRefType)))
     if name == "memref.to_tensor":
         return [_whole(op, op.operands[0], False)]
