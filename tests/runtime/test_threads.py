@@ -1,0 +1,171 @@
+"""Runs on several threads: the pool, callers at the same time, forked children."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from native_text import Code, add_program, parallel_program
+
+from codegen.runtime.program import NativeProgram
+from codegen.runtime.threads import Pool, available_processors, shared_pool
+
+ROOT = Path(__file__).parents[2]
+
+
+def the_pool() -> Pool:
+    return shared_pool(Code)
+
+
+def check(program: NativeProgram, size: int) -> None:
+    x = np.random.default_rng(size).integers(0, 1000, size)
+    np.testing.assert_array_equal(program.run([x])[0], x + x[::-1])
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2, 3, 5])
+def test_any_number_of_threads(threads: int) -> None:
+    program = parallel_program(threads=threads, pool=the_pool)
+    for size in (0, 1, 2, 3, 7, 1000, 100_000):
+        check(program, size)
+    for _ in range(200):
+        check(program, 10)
+
+
+def test_workers_start_when_they_are_needed() -> None:
+    pool = Pool(Code)
+    try:
+        program = parallel_program(threads=1, pool=lambda: pool)
+        check(program, 10)
+        assert pool.workers == 0
+        program.threads = 2
+        check(program, 10)
+        check(program, 10)
+        assert pool.workers == 1
+        program.threads = 4
+        check(program, 10)
+        assert pool.workers == 3
+        program.threads = 0
+        check(program, 10)
+        assert pool.workers == max(3, available_processors() - 1)
+    finally:
+        pool.close()
+    assert pool.workers == 0
+    check(program, 10)  # on the caller's thread
+    assert pool.workers == 0
+
+
+def test_workers_that_have_gone_to_sleep() -> None:
+    program = parallel_program(threads=2, pool=the_pool)
+    for _ in range(5):
+        check(program, 100)
+        time.sleep(0.01)
+    names = [t for t in threading.enumerate() if t.name.startswith("graph-opt-")]
+    assert names and all(t.daemon for t in names)
+    before = time.process_time()
+    time.sleep(0.1)
+    assert time.process_time() - before < 0.05
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_callers_at_the_same_time(threads: int) -> None:
+    """Several Python threads, two programs, one pool; nobody waits for ever, and nobody sees another's workspace."""
+    programs = [parallel_program(threads=threads, pool=the_pool) for _ in range(2)]
+    wrong: list[BaseException] = []
+    start = threading.Barrier(4)
+
+    def work(seed: int) -> None:
+        try:
+            start.wait(10)
+            for i in range(150):
+                check(programs[(seed + i) % 2], 1 + (seed * 37 + i * 91) % 3000)
+        except BaseException as error:
+            wrong.append(error)
+
+    callers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert not any(c.is_alive() for c in callers)
+    assert not wrong
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    program = parallel_program(threads=2, pool=the_pool)
+    check(program, 50)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for size in (1, 50, 3000):
+                check(program, size)
+            status = 0 if the_pool().workers == 1 else 2
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert os.waitstatus_to_exitcode(status) == 0
+    check(program, 50)
+
+
+def test_a_fork_while_others_run() -> None:
+    program = parallel_program(threads=2, pool=the_pool)
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            check(program, 2000)
+
+    runner = threading.Thread(target=work)
+    runner.start()
+    try:
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    check(program, 500)
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        stop.set()
+        runner.join(30)
+    assert not runner.is_alive()
+
+
+SCRIPT = f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "runtime")!r}]
+import numpy as np
+from native_text import Code, parallel_program
+from codegen.runtime.threads import shared_pool
+program = parallel_program(threads=2, pool=lambda: shared_pool(Code))
+assert (program.run([np.arange(100)])[0] == 99).all()
+"""
+
+
+@pytest.mark.parametrize("end", ["", "del program", "raise SystemExit(0)", "import time; time.sleep(0.2)", "import os; os._exit(0)"])
+def test_a_process_ends_with_workers_alive(end: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT + end], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_one_thread_needs_no_pool() -> None:
+    x = np.ones((2, 3), np.float32)
+    assert add_program().run([x, x])[0].tolist() == [[2.0] * 3] * 2
