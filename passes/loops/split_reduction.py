@@ -72,6 +72,7 @@ class SplitReduction(Pass):
     """
 
     preserves: ClassVar[Literal["bits", "values"]] = "values"
+    keeps_types: ClassVar[bool] = True
 
     loop: str = "reduce"
     lanes: int = 16
@@ -160,7 +161,7 @@ class _Split:
         previous = op.prev
         op.remove()  # so that its names are free
         place = Emitter(full, block, anchor, {})
-        place.loc = op.loc
+        place.loc, place.origin = op.loc, f"{self.variable.name}."
         lanes = [self._identities(place, n) for n in range(len(op.results))]
         middle = combine(lambda stop, start: _full_end(stop, start, self.width), self.stop, self.start)
         if not isinstance(self.count, int) or self.count >= 2 * self.width:

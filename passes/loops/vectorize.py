@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from dialects.arith.comparison import cmpi
 from ir.builtin import yield_
@@ -60,6 +61,8 @@ class Vectorize(Pass):
     with a factor, an index that is computed from what varies, a choice that varies, a store that all rounds do to one
     place, an integer division in lanes that may be unused, an allocation.
     """
+
+    keeps_types: ClassVar[bool] = True
 
     loops: tuple[str, ...] = ("m", "n")
     limit: int = 1024
