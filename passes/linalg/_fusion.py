@@ -1,7 +1,8 @@
 """Looking at ``linalg.generic`` nests and joining them: what ``fuse`` and ``collapse`` share.
 
 A nest here is a top-level ``linalg.generic``.  Its reads are bindings of accesses at the start of a round, its outputs
-what its region yields.  Loop dimensions are names in index expressions; joining two nests is renaming them.
+what its region yields.  Loop dimensions are names in index expressions, which are in value form
+(:mod:`passes.loops._loops`); joining two nests is renaming dimensions.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, LoopDim, OperandArg
 from ir.opdef import REGISTRY
 from ir.substitute import substitute_attribute
 from ir.types import MemRefType, ScalarType, index
+from passes.loops._loops import Access, Bind, Form, accesses, number_layout, read_layout
 
 Indices = tuple[Dim, ...]
 
@@ -52,13 +54,13 @@ class Nest:
 
     def __init__(self, op: Operation) -> None:
         self.op = op
-        layout = layout_of(op)
+        layout = read_layout(op)
         self.dims = [a for a in layout if isinstance(a, LoopDim)]
-        accesses = [a.source for a in layout if isinstance(a, BindArg) and isinstance(a.source, AccessArg)]
+        accesses = [a.source for a in layout if isinstance(a, Bind) and isinstance(a.source, Access)]
         block = op.regions[0].block
         yielded = block.terminator.operands if block.terminator is not None and op.name == "linalg.generic" else []
         first = len(accesses) - len(yielded)
-        places = [(op.operand_uses[a.position].value, tuple(i.expr for i in a.indices)) for a in accesses]
+        places = [(a.buffer, tuple(i.expr for i in a.indices)) for a in accesses]
         self.reads = [Read(arg, *place) for arg, place in zip(block.arguments, places[:first], strict=False)]
         self.outputs = [
             Output(arg, *place, value) for arg, place, value in zip(block.arguments[first:], places[first:], yielded, strict=False)
@@ -131,14 +133,10 @@ def nested_nests(op: Operation) -> Iterator[Nest]:
 
 
 def accesses_of(op: Operation) -> Iterator[tuple[Value, Indices]]:
-    """Every element access inside a nest: buffer and indices, of memref.load and store with operand symbols kept."""
+    """Every element access inside a nest: buffer and indices, in value form."""
     for inner in op.walk():
-        if LAYOUT not in inner.attributes:
-            continue
-        for argument in layout_of(inner):
-            source = argument.source if isinstance(argument, BindArg) else argument
-            if isinstance(source, AccessArg):
-                yield inner.operand_uses[source.position].value, tuple(i.expr for i in source.indices)
+        for access in accesses(inner):
+            yield access.buffer, tuple(i.expr for i in access.indices)
 
 
 def is_contraction(op: Operation) -> bool:
@@ -149,7 +147,8 @@ def is_contraction(op: Operation) -> bool:
 
 
 def has_reduction(op: Operation) -> bool:
-    return any(n.op.name == "linalg.reduce" for n in nested_nests(op))
+    """Whether something is accumulated inside over one loop or more."""
+    return any(n.op.name == "linalg.reduce" and n.dims for n in nested_nests(op))
 
 
 def has_effects_beside_memory(op: Operation) -> bool:
@@ -301,13 +300,15 @@ def build_nest(
         region.block.append(op)
     loc, trivia = retired[-1].loc, _joined_trivia(retired)
     Builder(region.block, loc=loc).create(yield_, values)
-    layout: list[Any] = list(dims)
-    layout += [BindArg(AccessArg(p, tuple(map(IndexExpr, place[1])))) for p, place in enumerate(bindings)]
     for op in retired:
         op.trivia = None
         op.erase()
-    builder = Builder(block, before, loc=loc)
-    op = builder.create(REGISTRY["linalg.generic"], [b for b, _ in bindings], {LAYOUT: tuple(layout)}, regions=[region], result_types=())
+    graph = block.graph
+    assert graph is not None
+    forms: list[Form] = [*dims, *(Bind(Access(buffer, tuple(map(IndexExpr, indices)))) for buffer, indices in bindings)]
+    operands, layout = number_layout(forms, graph)
+    attributes: Any = {LAYOUT: layout}
+    op = Builder(block, before, loc=loc).create(REGISTRY["linalg.generic"], operands, attributes, regions=[region], result_types=())
     op.trivia = trivia
     return op
 

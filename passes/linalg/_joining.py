@@ -11,8 +11,9 @@ from ir.attributes import Dense
 from ir.builder import Builder
 from ir.clone import clone_operation
 from ir.core import Graph, Operation, Value
-from ir.dims import Dim, exact_div, symbol
-from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, LoopDim, OperandArg, layout_of
+from ir.dims import Dim, DimExpr, exact_div, symbol, symbols_of
+from ir.layout import LAYOUT, IndexExpr, LoopDim, layout_of
+from ir.rewriter import move_before
 from ir.substitute import substitute_attribute
 from ir.types import MemRefType, index
 from passes.infra.base import PassContext
@@ -42,6 +43,7 @@ from passes.linalg._fusion import (
     users_of_memory,
     written_memory,
 )
+from passes.loops._loops import Access, Bind, read_layout, write_layout
 
 CHEAP = 3
 """Operations that are rather done again than stored and read."""
@@ -152,9 +154,9 @@ def set_bindings(op: Operation, reads: Sequence[Read], outputs: Sequence[Output]
     graph = op.graph
     assert graph is not None
     block = op.regions[0].block
-    layout = layout_of(op)
+    layout = read_layout(op)
     dims = [a for a in layout if isinstance(a, LoopDim)]
-    inits = [op.operand_uses[a.source.position].value for a in layout if isinstance(a, BindArg) and isinstance(a.source, OperandArg)]
+    inits = [a.source for a in layout if isinstance(a, Bind) and isinstance(a.source, Value)]
     carried = block.arguments[len(block.arguments) - len(inits) :] if inits else []
     places = [(r.buffer, r.indices) for r in reads] + [(o.buffer, o.indices) for o in outputs]
     arguments = [*(r.argument for r in reads), *(o.argument for o in outputs), *carried]
@@ -166,10 +168,8 @@ def set_bindings(op: Operation, reads: Sequence[Read], outputs: Sequence[Output]
         if graph.names.get(value.name) is not value:
             graph._claim(value)
     block.arguments = arguments
-    op.set_operands([*(b for b, _ in places), *inits])
-    bindings = [BindArg(AccessArg(p, tuple(map(IndexExpr, indices)))) for p, (_, indices) in enumerate(places)]
-    accumulated = [BindArg(OperandArg(len(places) + i)) for i in range(len(inits))]
-    op.set_attribute(LAYOUT, (*dims, *bindings, *accumulated))  # type: ignore[arg-type]
+    bindings = [Bind(Access(buffer, tuple(map(IndexExpr, indices)))) for buffer, indices in places]
+    write_layout(op, [*dims, *bindings, *map(Bind, inits)])
     if op.name == "linalg.generic" and block.terminator is not None:
         block.terminator.set_operands([o.value for o in outputs])
 
@@ -215,6 +215,24 @@ def remove_unread(buffer: Value) -> bool:
             alias.defining_op.erase()
     op.erase()
     return True
+
+
+# -- a simpler program -------------------------------------------------------------------------------------------------
+
+
+def sink_tensors(graph: Graph, context: PassContext) -> None:
+    """Moves ``memref.to_tensor`` to where the tensor is used, as far as its buffer stays as it is."""
+    for op in reversed(list(graph.block)):
+        if op.name != "memref.to_tensor" or not op.results[0].has_uses:
+            continue
+        users = {id(top_level(u)) for u in op.results[0].users}
+        memory = root(op.operands[0])
+        place = op.next
+        while place is not None and id(place) not in users and not any(may_alias(memory, w) for w in written_memory(place)):
+            place = place.next
+        if place is not op.next and place is not None and any(o.name != "memref.to_tensor" for o in between(op, place)):
+            move_before(op, place, graph.block)
+            context.count("tensors taken out later")
 
 
 # -- simpler index maps ------------------------------------------------------------------------------------------------
@@ -359,6 +377,8 @@ def _may_repeat(producer: Nest, output: Output, read: Read, scope: Sequence[Loop
     if any(o.regions or o.name in ("memref.store", "cf.assert") for o in producer.block) or not can_move_to(producer.op, consumer):
         return False
     places = _places(output.indices, read.indices)
+    if any(n.startswith("%") for e in places.values() for n in symbols_of(e)):
+        return False
     if any(o.name == "linalg.index" for o in producer.block) and not all(is_sum_of_names(e, [d.name for d in scope]) for e in places.values()):
         return False
     spent = cost(producer)
@@ -397,8 +417,14 @@ def _places(written: Indices, read: Indices) -> dict[str, Dim]:
 
 def _covers(places: dict[str, Dim], scope: Sequence[LoopDim]) -> bool:
     """Whether every round of the loops around a reader has a place of its own."""
-    names = [plain_name(e) for e in places.values() if not isinstance(e, int)]
+    names = [_single_name(e) for e in places.values() if not isinstance(e, int)]
     return None not in names and len(set(names)) == len(names) and {d.name for d in scope if d.bound != 1} <= set(names)
+
+
+def _single_name(expr: Dim) -> str | None:
+    """The only name in an expression that is a multiple of it plus a constant."""
+    names = [m for m, _ in expr.terms if m] if isinstance(expr, DimExpr) else []
+    return str(names[0][0]) if len(names) == 1 and len(names[0]) == 1 and isinstance(names[0][0], str) else None
 
 
 def _repeat(producer: Nest, output: Output, nest: Nest, read: Read) -> None:

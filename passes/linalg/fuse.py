@@ -9,7 +9,7 @@ from ir.core import Graph, Module, Operation
 from ir.rewriter import is_pure, walk_graphs
 from passes.infra.base import Pass, PassContext
 from passes.linalg._fusion import is_nest
-from passes.linalg._joining import drop_unit_dims, inline_producer, join_nests, remove_unread, through_reshapes
+from passes.linalg._joining import drop_unit_dims, inline_producer, join_nests, remove_unread, sink_tensors, through_reshapes
 from passes.linalg._rows import join_rows
 
 
@@ -76,6 +76,7 @@ def _fuse_graph(graph: Graph, context: PassContext) -> bool:
     if not any(op.name == "linalg.generic" for op in graph.block):
         return False
     before = context.statistics.copy()
+    sink_tensors(graph, context)
     drop_unit_dims(graph, context)
     through_reshapes(graph, context)
     for inline in (True, False):
@@ -112,3 +113,4 @@ def remove_dead_buffers(graph: Graph, context: PassContext) -> None:
                 context.count("buffers removed")
         elif op.results and not any(r.has_uses for r in op.results) and is_pure(op) and op.definition.dialect in ("memref", "arith", "graph"):
             op.erase()
+            context.count("operations removed")

@@ -1,0 +1,209 @@
+"""fuse, collapse, transpose-operands, lower-to-loops: fewer nests, the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pass_checks import apply, assert_same_bits, load, operations
+
+from ir.clone import clone_module
+from ir.core import Module
+from ir.printer import print_module
+from tests.checks import all_examples, check_text
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+LOWER = "inline,decompose,lower-to-linalg"
+REST = ("fuse", "transpose-operands", "collapse", "lower-to-loops")
+
+
+def through(text: str, *pipelines: str) -> Module:
+    """The lowered program after some passes: the same bits after each, and each does nothing the second time."""
+    module = load(text)
+    apply(module, LOWER)
+    for pipeline in pipelines:
+        before = clone_module(module)
+        apply(module, pipeline)
+        check_text(module)
+        assert_same_bits(before, module, seeds=(0,))
+        once = print_module(module)
+        again = apply(module, pipeline)
+        assert print_module(module) == once and not any(r.changed for r in again.records), pipeline
+    return module
+
+
+def graph(body: str, parameters: str = "%x: f32[B, S, 4]") -> str:
+    lines = "".join(f"  {line.strip()}\n" for line in body.strip().split(";"))
+    return f"graph @main({parameters}) {{\n{lines}}}\n"
+
+
+def nests(module: Module) -> int:
+    """Nests of the graphs' own blocks."""
+    return sum(1 for g in module.graphs.values() for op in g.block if op.name == "linalg.generic")
+
+
+def allocs(module: Module) -> int:
+    return operations(module).count("memref.alloc")
+
+
+MATMUL = "%x: f32[B, 5], %w: f32[5, 6], %b: f32[6]"
+SOFTMAX = "%y = softmax(%x, axis=-1); return %y"
+CASES = {
+    # name: (program, nests left, buffers left)
+    "chain": (graph("%a = neg(%x); %b = exp(%a); %c = sqrt(%b); return %c"), 1, 1),
+    "diamond": (graph("%a = exp(%x); %b = sin(%a); %c = cos(%a); %d = mul(%b, %c); return %d"), 1, 1),
+    "returned too": (graph("%a = exp(%x); %b = sin(%a); return %a, %b"), 1, 2),
+    "twice": (graph("%a = exp(%x); %b = mul(%a, %a); return %b"), 1, 1),
+    "bias and silu": (graph("%h = matmul(%x, %w); %s = add(%h, %b); %y = silu(%s); return %y", MATMUL), 1, 1),
+    "bias returned": (graph("%h = matmul(%x, %w); %s = add(%h, %b); %y = silu(%s); return %y, %s", MATMUL), 1, 2),
+    "bias column": (graph("%h = matmul(%x, %w); %s = add(%h, %c); return %s", MATMUL + ", %c: f32[B, 1]"), 1, 1),
+    "product of a costly value": (graph("%e = exp(%x); %h = matmul(%e, %w); return %h", MATMUL), 2, 2),
+    "two products": (graph("%h = matmul(%x, %w); %y = matmul(%h, %v); return %y", MATMUL + ", %v: f32[6, 3]"), 2, 2),
+    "two products added": (graph("%h = matmul(%x, %w); %g = matmul(%x, %v); %y = add(%h, %g); return %y", MATMUL + ", %v: f32[5, 6]"), 2, 2),
+    "transposed": (graph("%h = matmul(%x, %w); %t = transpose(%h); %y = exp(%t); return %y", MATMUL), 1, 1),
+    "transposed, read twice": (graph("%a = exp(%x); %t = transpose(%a); %y = add(%a, %t); return %y", "%x: f32[S, S]"), 2, 2),
+    "moves": (graph("%a = flip(%x, axes=[1]); %b = transpose(%a); %c = slice(%b, starts=[1], ends=[3]); return %c"), 1, 1),
+    "split heads": (
+        graph("%a = reshape(%x, shape=[B, S, 2, 2]); %b = transpose(%a, perm=[0, 2, 1, 3]); %c = exp(%b); return %c"), 1, 1
+    ),
+    "joined heads": (
+        graph("%a = exp(%x); %b = transpose(%a); %c = reshape(%b, shape=[6, B]); %d = sin(%c); return %d", "%x: f32[B, 2, 3]"), 2, 2
+    ),
+    "softmax": (graph(SOFTMAX), 1, 2),
+    "softmax, symbolic": (graph(SOFTMAX, "%x: f32[B, S]"), 1, 2),
+    "log softmax": (graph("%y = log_softmax(%x, axis=-1); return %y"), 1, 1),
+    "layernorm": (graph("%y = layernorm(%x); return %y"), 1, 1),
+    "layernorm of a sum": (graph("%s = add(%x, %r); %y = layernorm(%s); return %y, %s", "%x: f32[B, 4], %r: f32[B, 4]"), 1, 2),
+    "rmsnorm": (graph("%y = rmsnorm(%x, weight=%w); return %y", "%x: f32[B, 4], %w: f32[4]"), 1, 1),
+    "norm of the other axis": (graph("%m = max(%x, axes=[0], initial=0.0); %y = sub(%x, %m); return %y", "%x: f32[B, 4]"), 2, 2),
+    "sum of squares": (graph("%q = square(%x); %e = exp(%q); %s = sum(%e, axes=[-1]); return %s"), 1, 1),
+    "sum of everything": (graph("%e = exp(%x); %s = sum(%e); %y = div(%e, %s); return %y"), 3, 3),
+    "concat": (graph("%a = exp(%x); %b = sin(%x); %c = concat(%a, %b, axis=1); %d = neg(%c); return %d"), 3, 2),
+    "pad": (graph("%a = exp(%x); %b = pad(%a, low=[0, 1, 0], high=[0, 0, 2]); %c = neg(%b); return %c"), 3, 2),
+    "numbers": (graph("%i = iota(shape=[B, 4], axis=1, dtype=i32); %t = transpose(%i); %c = add(%t, %y); return %c", "%x: f32[B], %y: i32[4, B]"), 1, 1),
+    "triangle": (graph("%t = tril(%x); %s = slice(%t, starts=[1], ends=[3], axes=[0]); return %s", "%x: f32[4, S]"), 1, 1),
+    "halves": (graph("%a = mul(%x, %x); %b = add(%a, %x); %c = sum(%b, axes=[1]); return %c", "%x: f16[B, 4]"), 1, 1),
+    "gather": (graph("%g = gather(%x, %i); %y = exp(%g); return %y", "%x: f32[5, 4], %i: i64[B]"), 2, 1),
+    "attention": (
+        graph("%y = attention(%q, %k, %v, mask=%m); return %y", "%q: f32[B, 2, S, 3], %k: f32[B, 2, T, 3], %v: f32[B, 2, T, 5], %m: bool[S, T]"),
+        3, 4,
+    ),
+    "size one": (graph("%m = mean(%x, axes=[-1], keepdims=true); %y = sub(%x, %m); %z = sum(%y, axes=[1]); return %z", "%x: f32[B, 1, 3]"), 1, 1),
+    "print between": (graph('%a = exp(%x); print(%a); %b = sin(%a); return %b'), 2, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fused(name: str) -> None:
+    text, nest_count, buffer_count = CASES[name]
+    module = through(text, "fuse")
+    assert (nests(module), allocs(module)) == (nest_count, buffer_count), print_module(module)
+    for pipeline in REST[1:]:
+        before = clone_module(module)
+        apply(module, pipeline)
+        check_text(module)
+        assert_same_bits(before, module, seeds=(0,))
+    assert "linalg" not in print_module(module)
+
+
+EXAMPLES = {
+    f"{name}-{number}": text.replace("@example(", "@main(")
+    for name, number, text in all_examples()
+    if name.startswith("graph.") and name not in ("graph.attention", "graph.call", "graph.initial")
+}
+
+
+@pytest.mark.parametrize("key", EXAMPLES)
+def test_examples(key: str) -> None:
+    """Every operation, with one before and one behind it that may be joined."""
+    module = load(EXAMPLES[key])
+    apply(module, LOWER)
+    before = clone_module(module)
+    apply(module, ",".join(REST))
+    check_text(module)
+    assert_same_bits(before, module, seeds=(0,))
+
+
+def test_the_tutorial_has_one_nest_for_its_first_layer() -> None:
+    text = (SAMPLES / "mlp.graph").read_text(encoding="utf-8").replace("256", "6").replace("64", "4")
+    module = through(text, "fuse")
+    assert nests(module) == 2
+    assert [op.results[0].name for op in module.walk() if op.name == "memref.alloc"] == ["h2.buffer", "out.buffer"]
+    assert "// result types may be left out" in print_module(module)
+    both = text.replace("return %out", "return %out, %h1").replace("-> f32[B, 4]", "-> (f32[B, 4], f32[B, 6])")
+    module = through(both, "fuse")
+    assert nests(module) == 2
+    assert [op.results[0].name for op in module.walk() if op.name == "memref.alloc"] == ["h1.buffer", "h2.buffer", "out.buffer"]
+
+
+def test_a_nest_that_changes_what_was_read_stays_behind() -> None:
+    """A buffer of the caller is written between the nests: they may not change places."""
+    text = """\
+graph @main(%A: memref<f32[B]>, %C: memref<f32[B]>) {
+  %T = memref.alloc() : memref<f32[B]>
+  linalg.generic(i < B, %a = %A[i], %t = %T[i]) {
+    %r = math.exp(%a) : f32
+    yield %r
+  }
+  linalg.generic(i < B, %a1 = %A[i], %a2 = %A[i]) {
+    %n = arith.negf(%a1) : f32
+    yield %n
+  }
+  linalg.generic(i < B, %t1 = %T[i], %c = %C[i]) {
+    %s = math.sin(%t1) : f32
+    yield %s
+  }
+  return
+}
+"""
+    module = load(text)
+    apply(module, "fuse")
+    assert nests(module) == 3
+
+
+def test_parameters_may_be_the_same_array() -> None:
+    """%C may be %A: its nest may not be repeated after %A is written."""
+    text = """\
+graph @main(%A: memref<f32[B]>, %C: memref<f32[B]>) {
+  %T = memref.alloc() : memref<f32[B]>
+  linalg.generic(i < B, %a = %A[i], %t = %T[i]) {
+    yield %a
+  }
+  linalg.generic(i < B, %c1 = %C[B - 1 - i], %c = %C[i]) {
+    yield %c1
+  }
+  linalg.generic(i < B, %t1 = %T[i], %c2 = %C[i]) {
+    yield %t1
+  }
+  return
+}
+"""
+    module = load(text)
+    apply(module, "fuse")
+    assert nests(module) == 3
+
+
+def test_tags() -> None:
+    text = graph("%h = matmul(%x, %w); %s = softmax(%h); return %s", "%x: f32[B, S, 5], %w: f32[5, 6]")
+    module = through(text, *REST)
+    tags = [str(op.attribute("tag")) for op in module.walk() if op.definition.dialect == "scf"]
+    assert tags == ["m", "n", "k", "row", "reduce", "col", "reduce", "col"]
+
+
+def test_columns_are_innermost() -> None:
+    text = graph("%t = transpose(%x); %y = exp(%t); return %y", "%x: f32[B, S]")
+    module = through(text, *REST)
+    store = next(op for op in module.walk() if op.name == "memref.store")
+    loop = store.block.parent.parent  # type: ignore[union-attr]
+    assert loop.attribute("tag") == "col" and store.operands[-1] is loop.regions[0].block.arguments[0]
+
+
+def test_columns_of_a_crosswise_factor_are_copied() -> None:
+    text = graph("%h = matmul(%x, %w, transpose_b=true); return %h", "%x: f32[B, 3, 5], %w: f32[B, S, 5]")
+    module = through(text, "fuse", "transpose-operands")
+    assert "memref<f32[B, 5, S]>" in print_module(module)
+    stored = graph("%h = matmul(%x, %w, transpose_b=true); return %h", "%x: f32[B, 2]").replace(
+        "  %h", "  %w = constant([[1, 2], [3, 4]]) : f32[2, 2]\n  %h"
+    )
+    module = through(stored, "fuse", "transpose-operands")
+    assert allocs(module) == 1
