@@ -80,5 +80,6 @@ def rsqrt(kit: Kit, x: Value) -> Value:
     scale = select(below, kit.f(2.0**32, "two_32"), kit.f(2.0**-32, "two_32_inverse"))
     back = select(below, kit.f(2.0**16, "two_16"), kit.f(2.0**-16, "two_16_inverse"))
     reciprocal = divf(kit.f(1.0, "one"), mulf(x, scale))
-    zero = cmpf(x, kit.f(0.0, "zero"), predicate="eq")  # the root of the reciprocal of -0 is none
-    return select(zero, reciprocal, mulf(sqrt(reciprocal), back))  # type: ignore[no-any-return]
+    zero = kit.f(0.0, "zero")  # -0 and -inf have reciprocals that say nothing
+    root = select(cmpf(x, zero, predicate="eq"), reciprocal, mulf(sqrt(reciprocal), back))
+    return select(cmpf(x, zero, predicate="lt"), kit.f(math.nan, "nan"), root)  # type: ignore[no-any-return]
