@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from codegen.llvm.emit import emit_graph
-from codegen.llvm.jit import assembly, load_text, object_file
-
+from codegen.llvm.jit import Code, assembly, compile_object, host_attributes
 from codegen.runtime.program import NativeProgram
 from codegen.runtime.threads import shared_pool
 from graph_opt.executable import NativeExecutable
@@ -36,20 +35,20 @@ def compile_native(module: Module, graph: Graph, sources: Mapping[str, WeightSou
 
     Raises GraphError for operations that have no machine code, and for weights that are missing or don't fit.
     """
-    return NativeExecutable(module, graph, _program(module, graph, sources, threads), load_text)
+    return NativeExecutable(module, graph, _program(module, graph, sources, threads), Code.from_text)
 
 
 def _program(module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int) -> NativeProgram:
     Interpreter(module, sources).check_sizes(graph, {})
-    text = emit_graph(module, graph)
+    text = emit_graph(module, graph, attributes=host_attributes())
     stored = _Stored(module, sources, threads).tensors(text)
     return NativeProgram(
-        text, load_text(text.text), graph, stored, threads=threads if text.parallel else 1, pool=_pool, poison=os.environ.get(POISON) == "1"
+        text, Code.from_text(text.text), graph, stored, threads=threads if text.parallel else 1, pool=_pool, poison=os.environ.get(POISON) == "1"
     )
 
 
 def _pool() -> Pool:
-    return shared_pool(load_text)
+    return shared_pool(Code.from_text)
 
 
 class _Stored:
@@ -89,7 +88,7 @@ def _has_loops(graph: Graph) -> bool:
 
 def emit_target(module: Module, graph: Graph, target: str) -> str | bytes:
     """LLVM's assembly language ("llvm"), this machine's ("asm") or an object file ("obj") for one graph."""
-    text = emit_graph(module, graph).text
+    text = emit_graph(module, graph, attributes=host_attributes()).text
     if target == "llvm":
         return text
-    return assembly(text) if target == "asm" else object_file(text)
+    return assembly(text) if target == "asm" else compile_object(text)

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 
 import dialects  # noqa: F401  defines the operations
+from codegen.llvm.jit import Code
 from codegen.llvm.native import Argument, NativeModule, Site
 from codegen.runtime.program import NativeProgram
 from ir.core import Module
 from ir.inference import infer_module
 from ir.interpreter import Interpreter
 from ir.parser import parse_module
-
-llvm.initialize_native_target()
-llvm.initialize_native_asmprinter()
-
-
-class Code:
-    """Machine code of LLVM IR text."""
-
-    def __init__(self, text: str) -> None:
-        module = llvm.parse_assembly(text)
-        module.verify()
-        machine = llvm.Target.from_default_triple().create_target_machine(cpu=llvm.get_host_cpu_name(), opt=2)
-        self.engine = llvm.create_mcjit_compiler(module, machine)
-        self.engine.finalize_object()
-
-    def address(self, name: str) -> int:
-        address = self.engine.get_function_address(name)
-        assert address, name
-        return int(address)
 
 
 def load(text: str) -> Module:
@@ -53,7 +34,7 @@ def native(graph: str, ir: str, symbols: list[str], failing: dict[str, str] | No
                 sites.append(Site(kind, name, message, location=op.loc, type=type_, label=str(op.attributes.get("label", "")), given=(0, 1)))  # type: ignore[arg-type]
     arguments = [Argument("parameter", p.name, p.type) for p in module.main.parameters]  # type: ignore[arg-type]
     text = NativeModule(ir, "f", symbols, arguments, sites, [], "threads" in ir)
-    return NativeProgram(text, Code(ir), module.main, **options)
+    return NativeProgram(text, Code.from_text(ir), module.main, **options)
 
 
 def interpret(graph: str, *arrays: Any) -> list[np.ndarray]:

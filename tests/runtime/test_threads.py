@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_text import Code, add_program, parallel_program
+from native_text import add_program, parallel_program
 
+from codegen.llvm.jit import Code
 from codegen.runtime.program import NativeProgram
 from codegen.runtime.threads import Pool, available_processors, shared_pool
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def the_pool() -> Pool:
-    return shared_pool(Code)
+    return shared_pool(Code.from_text)
 
 
 def check(program: NativeProgram, size: int) -> None:
@@ -38,7 +39,7 @@ def test_any_number_of_threads(threads: int) -> None:
 
 
 def test_workers_start_when_they_are_needed() -> None:
-    pool = Pool(Code)
+    pool = Pool(Code.from_text)
     try:
         program = parallel_program(threads=1, pool=lambda: pool)
         check(program, 10)
@@ -153,9 +154,10 @@ SCRIPT = f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "runtime")!r}]
 import numpy as np
-from native_text import Code, parallel_program
+from codegen.llvm.jit import Code
+from native_text import parallel_program
 from codegen.runtime.threads import shared_pool
-program = parallel_program(threads=2, pool=lambda: shared_pool(Code))
+program = parallel_program(threads=2, pool=lambda: shared_pool(Code.from_text))
 assert (program.run([np.arange(100)])[0] == 99).all()
 """
 
