@@ -6,6 +6,7 @@ one rounding.  The other functions of f32 and narrower are those of the C librar
 
 from __future__ import annotations
 
+from codegen.llvm import helpers
 from codegen.llvm.operands import from_double, intrinsic, narrowed, operands, result_lanes, to_double, widened
 from codegen.llvm.types import vector_of
 from codegen.llvm.writer import Writer, dtype_of, emits
@@ -156,6 +157,15 @@ def _lane_by_lane(w: Writer, function: str, args: list[str], elements: list[str]
         value = w.set(f"call double {function}({', '.join(f'{e} {s}' for e, s in zip(elements, scalars, strict=True))})")
         total = w.set(f"insertelement {vector} {total}, double {value}, i32 {lane}")
     return total
+
+
+@emits("math.normcdf", "math.gelu")
+def _normal(w: Writer, op: Operation) -> None:
+    (x,) = operands(w, op)
+    dtype, lanes = dtype_of(op.results[0]), result_lanes(op)
+    function = helpers.gelu(w.unit) if op.definition.full_name == "math.gelu" else helpers.normal_distribution(w.unit)
+    wide = [to_double(w, x, dtype, lanes)]
+    w.names[op.results[0]] = from_double(w, _lane_by_lane(w, function, wide, ["double"], lanes), dtype, lanes)
 
 
 @emits("math.ldexp")

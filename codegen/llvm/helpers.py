@@ -27,6 +27,36 @@ entry:
 }}
 """
 
+_NORMAL = """define internal double @{name}.normcdf(double %x) #0 {{
+entry:
+  %scaled = fmul double %x, 0xBFE6A09E667F3BCD
+  %minus = fneg double %scaled
+  %error = call double @llvm.fma.f64(double %x, double 0xBFE6A09E667F3BCD, double %minus)
+  %rest = call double @llvm.fma.f64(double %x, double 0x3C8BDD3413B26456, double %error)
+  %erfc = call double @erfc(double %scaled)
+  %square = fmul double %scaled, %minus
+  %exp = call double @exp(double %square)
+  %slope = fmul double %exp, 0xBFF20DD750429B6D
+  %change = fmul double %slope, %rest
+  %sum = fadd double %erfc, %change
+  %half = fmul double %sum, 0x3FE0000000000000
+  %plain = fmul double %erfc, 0x3FE0000000000000
+  %number = fcmp ord double %half, %half
+  %result = select i1 %number, double %half, double %plain
+  ret double %result
+}}
+"""
+
+_GELU = """define internal double @{name}.gelu(double %x) #0 {{
+entry:
+  %share = call double @{name}.normcdf(double %x)
+  %product = fmul double %x, %share
+  %infinite = fcmp oeq double %x, 0xFFF0000000000000
+  %result = select i1 %infinite, double 0x8000000000000000, double %product
+  ret double %result
+}}
+"""
+
 RUNTIME = """define internal void @{name}.fail(ptr %state, i64 %site, i64 %first, i64 %second) #1 {{
 entry:
   %site32 = trunc i64 %site to i32
@@ -90,6 +120,22 @@ def floor_division(unit: Unit) -> str:
     """The name of a function for the quotient rounded down, of any two integers (a wrong one for divisor 0)."""
     unit.definitions.setdefault("floordiv", _FLOOR_DIVISION.format(name=unit.name))
     return f"@{unit.name}.floordiv"
+
+
+def normal_distribution(unit: Unit) -> str:
+    """The name of a function for ``math.normcdf`` in double: erfc of the C library, corrected for the rounding of its argument."""
+    unit.declare("double", "llvm.fma.f64", "double", "double", "double")
+    unit.external("double", "erfc", "double")
+    unit.external("double", "exp", "double")
+    unit.definitions.setdefault("normcdf", _NORMAL.format(name=unit.name))
+    return f"@{unit.name}.normcdf"
+
+
+def gelu(unit: Unit) -> str:
+    """The name of a function for ``math.gelu`` in double."""
+    normal_distribution(unit)
+    unit.definitions.setdefault("gelu", _GELU.format(name=unit.name))
+    return f"@{unit.name}.gelu"
 
 
 def runtime(unit: Unit, pause: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from codegen.llvm.control import shared
 from codegen.llvm.helpers import CALLBACK
 from codegen.llvm.memory import copy_bytes
@@ -10,11 +12,13 @@ from codegen.llvm.plan import effects, has_shared_loop, result_memory, writes_la
 from codegen.llvm.polynomials import Poly
 from codegen.llvm.types import lanes_of, llvm_type
 from codegen.llvm.writer import Buffer, Unit, Writer
-from ir.core import Graph, Operation, Parameter, Value
+from ir.core import Block, Graph, Operation, Parameter, Value
 from ir.diagnostics import Diagnostic, GraphError
+from ir.dims import Dim
 from ir.types import MemRefType, TensorType
 
-_STORED = ("graph.weight", "graph.constant")
+_STORED = ("graph.weight", "graph.constant", "graph.initial")
+_READS = ("memref.load", "vector.load")
 
 
 class NestWriter(Writer):
@@ -61,6 +65,7 @@ class MainWriter(Writer):
         self.tensors: dict[Value, Buffer] = {}
         self.stored: list[Operation] = []
         self.result_memory = result_memory(graph)
+        self.reading = False  # whether other threads may still be reading memory, so that writers must wait
         self._begin(symbols)
 
     def _begin(self, symbols: list[str]) -> None:
@@ -82,8 +87,8 @@ class MainWriter(Writer):
         at = self.pure(0, f"getelementptr ptr, ptr %args, i64 {position}")
         return self.pure(0, f"load ptr, ptr {at}, align 8")
 
-    def site(self, template: str, dims: object = (), *, name: str | None = None, given: tuple[int, ...] | None = None) -> int:
-        super().site(template, dims, name=name, given=given)  # type: ignore[arg-type]
+    def site(self, template: str, dims: Sequence[Dim] = (), *, name: str | None = None, given: tuple[int, ...] | None = None) -> int:
+        super().site(template, dims, name=name, given=given)
         self.unit.sites.append(self.sites.pop())
         return len(self.unit.sites) - 1
 
@@ -101,6 +106,10 @@ class MainWriter(Writer):
             buffer = self.tensor(source)
             assert isinstance(result.type, MemRefType)
             self.buffers[result] = Buffer(buffer.pointer, result.type, self.unit.shape_of(result.type, op), buffer.align, True)
+        elif name == "memref.of_inout":
+            buffer, result = self.tensor(op.operand_uses[0].value), op.results[0]
+            assert isinstance(result.type, MemRefType)
+            self.buffers[result] = Buffer(buffer.pointer, result.type, buffer.shape, buffer.align)
         elif name == "memref.to_tensor":
             self._to_tensor(op)
         elif name == "graph.print":
@@ -111,9 +120,14 @@ class MainWriter(Writer):
             self._call(op, False)
         else:
             super().operation(op)
+            self.reading = self.reading or name in _READS
 
-    def run(self, block: object, facts: object = ()) -> list[str]:
-        yielded = super().run(block, facts) if block is not self.graph.block else self._whole()  # type: ignore[arg-type]
+    def run(self, block: Block, facts: Sequence[Poly] = ()) -> list[str]:
+        if block is self.graph.block:
+            return self._whole()
+        yielded = super().run(block, facts)
+        if self.reading and any(has_shared_loop(op) or effects(op) for op in block):
+            self._barrier()  # the next round may write what was read in this one
         return yielded
 
     def _whole(self) -> list[str]:
@@ -152,6 +166,8 @@ class MainWriter(Writer):
         base = len(self.unit.sites)
         self.unit.sites += writer.sites
         call = f"call i32 {function}(ptr %state, i64 {base}, i64 %thread, i64 %threads{passed})"
+        if self.reading:
+            self._barrier()
         if by_all:
             self.set(call)
         else:
@@ -161,18 +177,20 @@ class MainWriter(Writer):
             for result, offset in zip(op.results, slot_offsets(op), strict=True):
                 at = self.set(f"getelementptr i8, ptr {slots}, i64 {offset}")
                 self.names[result] = self.set(f"load {llvm_type(result.type)}, ptr {at}, align 64")  # type: ignore[arg-type]
-            self._barrier()  # before the memory is written again
+            self.reading = True
 
-    def _on_first(self, write: object) -> None:
+    def _on_first(self, write: Callable[[], object]) -> None:
         """Code for the first thread only."""
         serial, join = self.label("serial"), self.label("join")
         self.line(f"br i1 %first, label %{serial}, label %{join}")
         self.place(serial)
-        write()  # type: ignore[operator]
+        write()
         self.line(f"br label %{join}")
         self.place(join)
 
     def _barrier(self) -> None:
+        """Waits for all threads; all leave when one has failed."""
+        self.reading = False
         failed = self.set(f"call i32 @{self.unit.name}.barrier(ptr %state, i64 %threads)")
         fine = self.set(f"icmp eq i32 {failed}, 0")
         good, leave = self.label("ok"), self.label("leave")
@@ -260,7 +278,13 @@ class MainWriter(Writer):
             at = self.set(f"getelementptr i8, ptr %state, i64 {CALLBACK}")
             function = self.set(f"load ptr, ptr {at}, align 8")
             failed = self.set(f"call i32 {function}(i64 {site}, ptr {buffer.pointer}, ptr %dims)")
-            self.check_site(self.set(f"icmp eq i32 {failed}, 0"), str(site), "0", "0")
+            fine = self.set(f"icmp eq i32 {failed}, 0")
+            bad, end = self.label("bad"), self.label("end")
+            self.line(f"br i1 {fine}, label %{end}, label %{bad}")
+            self.place(bad)
+            self.line(f"call void @{self.unit.name}.fail(ptr %state, i64 {site}, i64 0, i64 0)")
+            self.line(f"br label %{end}")
+            self.place(end)
 
         self._on_first(write)
         self._barrier()

@@ -11,7 +11,7 @@ _WRITES = ("memref.store", "vector.store")
 def root_of(value: Value) -> Value:
     """The allocation, parameter or tensor that a buffer is a part of."""
     op = value.defining_op
-    while op is not None and op.definition.full_name in ("memref.reshape", "memref.view", "memref.from_tensor"):
+    while op is not None and op.definition.full_name in ("memref.reshape", "memref.view", "memref.from_tensor", "memref.of_inout"):
         value = op.operand_uses[0].value
         op = value.defining_op
     return value

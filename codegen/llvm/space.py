@@ -268,7 +268,7 @@ class Space:
 
     def prove(self, poly: Poly) -> bool:
         """Whether the polynomial is known never to be negative."""
-        rest, number = split_constant(self.expand(poly))
+        rest, number = split_constant(poly)
         if not rest:
             return number >= 0
         key = frozenset(rest.items())
@@ -276,11 +276,14 @@ class Space:
         if smallest is not None and number >= smallest:
             return True
         if largest is None or number > largest:
-            if self._prove(add(rest, constant(number)), [_FUEL]):
+            if self._prove(add(self.expand(rest), constant(number)), [_FUEL]):
                 self._proved[key] = (number, largest)
                 return True
             self._proved[key] = (smallest, number)
-        return any(self._prove(add(add(rest, constant(number)), self.expand(h), -1), [_FUEL]) for h in self.hypotheses)
+        if not self.hypotheses:
+            return False
+        expanded = add(self.expand(rest), constant(number))
+        return any(self._prove(add(expanded, self.expand(h), -1), [_FUEL]) for h in self.hypotheses)
 
     def _prove(self, poly: Poly, fuel: list[int]) -> bool:
         poly = divide_by_content(poly)

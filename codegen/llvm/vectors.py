@@ -37,6 +37,16 @@ def _transpose(w: Writer, op: Operation) -> None:
     w.names[op.results[0]] = w.shuffle(w.name(v), REGISTER[dtype_of(v).name], mask.size, mask.tolist())
 
 
+@emits("vector.shuffle")
+def _shuffle(w: Writer, op: Operation) -> None:
+    x, y = (u.value for u in op.operand_uses)
+    mask, element = op.attributes["mask"], REGISTER[dtype_of(x).name]
+    assert isinstance(mask, tuple)
+    vector = vector_of(element, lanes_of(x.type))
+    numbers = ", ".join(f"i32 {m}" for m in mask)
+    w.result(op, f"shufflevector {vector} {w.name(x)}, {vector} {w.name(y)}, <{len(mask)} x i32> <{numbers}>")
+
+
 @emits("vector.step")
 def _step(w: Writer, op: Operation) -> None:
     type_ = op.results[0].type
