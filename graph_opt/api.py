@@ -18,7 +18,7 @@ from ir.parser import check_text, decode_text, parse_module
 from ir.references import all_references, reachable_graphs
 from ir.verifier import verify_module
 from passes.infra.manager import PassManager
-from passes.pipelines import PRESETS, load_pipeline
+from passes.pipelines import load_pipeline
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -28,7 +28,7 @@ assert dialects  # defines the operations
 Device = Literal["cpu", "reference"]
 DEVICES: tuple[str, ...] = ("cpu", "reference")
 MAX_THREADS = 256
-DEFAULT_DEVICE: Device = "cpu" if "cpu" in PRESETS else "reference"
+DEFAULT_DEVICE: Device = "reference"
 
 
 def parse(text: str, name: str = "<string>") -> Module:

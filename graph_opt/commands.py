@@ -115,8 +115,7 @@ def _folder(args: argparse.Namespace) -> Path | None:
 
 def optimize(args: argparse.Namespace) -> int:
     """Reads a program, runs passes, prints it."""
-    preset = PRESET_OF[args.emit] if args.emit is not None else ""
-    passes = load_pipeline(preset if args.pipeline is None else args.pipeline)
+    passes = load_pipeline(args.pipeline or "")
     for name in (*args.print_ir_before, *args.print_ir_after):
         if name not in pass_files():
             raise UsageError(f"there is no pass '{name}'; {did_you_mean(name, pass_files()) or 'graph-opt list passes shows all'}")
@@ -126,8 +125,11 @@ def optimize(args: argparse.Namespace) -> int:
     if args.graph is not None:
         find_graph(module, args.graph)
     entry = find_graph(module, args.graph) if args.emit in TARGETS else None
-    if args.emit is not None and args.pipeline is None and level_of(module) == "loops":
-        passes = load_pipeline("O0")  # such a program is lowered already, and is taken as it is
+    if args.emit in LEVELS:
+        _check_level(module, args)
+    if args.emit is not None and args.pipeline is None:
+        # a program at the level of loops is lowered already, and is taken as it is
+        passes = load_pipeline("O0" if level_of(module) == "loops" else PRESET_OF[args.emit])
     _apply_shapes(module, args)
     watch = Instrumentation(
         print_before=(*args.print_ir_before, *(["all"] if args.print_ir_before_all else [])),
@@ -150,7 +152,7 @@ def optimize(args: argparse.Namespace) -> int:
 
         _write(emit_target(module, module.graphs[entry.name], args.emit), args)
         return 0
-    if args.emit is not None:
+    if args.emit in LEVELS:
         _check_level(module, args)
     _write(print_module(module, locations=args.print_locs), args)
     return 0
