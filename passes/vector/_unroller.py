@@ -63,7 +63,10 @@ class Unroller(Pieces):
                 vector = True
             elif type(type_) is ScalarType:
                 scalar = True
-        return not (vector and scalar and op.definition.elementwise)
+        definition = op.definition
+        if vector and scalar and definition.elementwise:
+            return False
+        return definition.full_name not in ("vector.load", "vector.store") or _is_row(layout_of(op)[-1])
 
     def _region(self, block: Block) -> None:
         for op in list(block):
@@ -448,6 +451,11 @@ def _split_valid(op: Operation) -> tuple[list[Value], Value | None]:
     operands = op.operands
     valid = operands.pop() if PRESENT in op.attributes else None
     return operands, valid
+
+
+def _is_row(access: Any) -> bool:
+    """Whether an access has one run, along the last axis."""
+    return access.indices[-1].size is not None and all(i.size is None for i in access.indices[:-1])
 
 
 def _numbers(op: Operation, name: str) -> tuple[int, ...]:
