@@ -55,9 +55,9 @@ class Interchange(Pass):
                 nest = self._nest(loop) if tag_of(loop) == self.outer else None  # an earlier swap may have changed it
                 if nest is None:
                     continue
-                reason = _obstacle(nest)
+                reason = obstacle(nest)
                 if reason is None:
-                    _swap(nest[0], nest[-1])
+                    swap_loops(nest[0], nest[-1])
                     swapped += 1
                 else:
                     context.count(f"loops not swapped: {reason}")
@@ -74,7 +74,7 @@ class Interchange(Pass):
         return nest[:1] if any(is_loop(op) and tag_of(op) == self.inner for op in outer.walk() if op is not outer) else None
 
 
-def _obstacle(nest: list[Operation]) -> str | None:
+def obstacle(nest: list[Operation]) -> str | None:
     """Why the first and the last loop may not change places."""
     if len(nest) == 1:
         return "the nest is not perfect"
@@ -119,7 +119,7 @@ def _first(parts: list[tuple[Direction, ...]], loops: list[Operation]) -> str | 
     return None
 
 
-def _swap(outer: Operation, inner: Operation) -> None:
+def swap_loops(outer: Operation, inner: Operation) -> None:
     """Gives each of two loops what makes the other one: kind, bounds, variables, attributes."""
     operands = outer.operands, inner.operands
     outer.set_operands(operands[1])
