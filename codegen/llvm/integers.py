@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from codegen.llvm.operands import intrinsic, operand, operands, result_lanes, shape_of
 from codegen.llvm.polynomials import Poly, add, constant, multiply
 from codegen.llvm.types import REGISTER, constant_text, llvm_type, vector_of
@@ -139,14 +141,27 @@ def _divide(w: Writer, op: Operation) -> None:
         _describe(w, op)
 
 
+def _is_known_amount(value: Value, bits: int) -> bool:
+    """Whether shift amounts are constants in range."""
+    op = value.defining_op
+    while op is not None and op.name == "vector.broadcast":
+        op = op.operands[0].defining_op
+    if op is None or op.name != "arith.constant":
+        return False
+    constant_value = op.attribute("value")
+    assert isinstance(constant_value, Dense)
+    return bool(np.all((constant_value.array >= 0) & (constant_value.array < bits)))
+
+
 @emits("arith.shli", "arith.shrsi", "arith.shrui")
 def _shift(w: Writer, op: Operation) -> None:
     x, y = operands(w, op)
     name, lanes = op.definition.full_name, result_lanes(op)
     bits = dtype_of(op.results[0]).bits
     vector = vector_of(f"i{bits}", lanes)
-    bad = w.set(f"icmp uge {vector} {y}, {w.splat(str(bits), f'i{bits}', lanes)}")
-    _refuse(w, op, bad, f"shift amount outside 0..{bits - 1}", x, y)
+    if not _is_known_amount(op.operand_uses[1].value, bits):
+        bad = w.set(f"icmp uge {vector} {y}, {w.splat(str(bits), f'i{bits}', lanes)}")
+        _refuse(w, op, bad, f"shift amount outside 0..{bits - 1}", x, y)
     w.result(op, f"{ {'arith.shli': 'shl', 'arith.shrsi': 'ashr', 'arith.shrui': 'lshr'}[name] } {vector} {x}, {y}")
 
 
