@@ -204,29 +204,30 @@ def can_meet(gap: Dim, low: int, high: int, numbers: Mapping[str, _Number], grap
 
 
 def _proves_positive(expr: Dim, graph: Graph) -> bool:
-    return not any(n[0] in "#?~" for n in symbols_of(expr)) and is_nonnegative(expr - 1, graph)
+    return not _is_unknown(expr) and is_nonnegative(expr - 1, graph)
 
 
-def upper_limits(expr: Dim, numbers: Mapping[str, _Number], graph: Graph) -> list[Dim]:
-    """Expressions without numbers and loop variables that are never less than ``expr``; none where none is found."""
-    found: list[Dim] = []
-    open_: list[Dim] = [expr]
+def upper_limits(expr: Dim, numbers: Mapping[str, _Number], graph: Graph, *, variables: bool = True) -> list[Dim]:
+    """Expressions without numbers and loop variables that are never less than ``expr``; none where none is found.
+
+    Without ``variables`` those of loops stay in it.
+    """
+    found: dict[Dim, None] = {}
+    open_: dict[Dim, None] = {expr: None}
     for _ in range(_MOST_LIMITS):
         if not open_:
             break
-        at = _without_functions(open_.pop(), graph)
-        if at is None:
-            continue
-        names = [n for n in symbols_of(at) if n in numbers or _loop_variable(n, graph) is not None]
-        if not names:
-            found.append(at)
-            continue
-        name = max(names, key=lambda n: _depth_of(n, numbers, graph))  # the limits of inner ones mention outer ones
-        factor = _factor(at, name)
-        if factor is not None:
-            rest = at - symbol(name) * factor
-            open_ += [rest + limit for limit in _limits(name, factor, numbers, graph)]
-    return found
+        for at in _without_functions(open_.popitem()[0], graph, "%#?~" if variables else "#?~"):
+            names = [n for n in symbols_of(at) if n in numbers or (variables and _loop_variable(n, graph) is not None)]
+            if not names:
+                found[at] = None
+                continue
+            name = max(names, key=lambda n: _depth_of(n, numbers, graph))  # the limits of inner ones mention outer ones
+            factor = _factor(at, name)
+            if factor is not None:
+                rest = at - symbol(name) * factor
+                open_.update(dict.fromkeys(rest + limit for limit in _limits(name, factor, numbers, graph)))
+    return list(found)
 
 
 def _limits(name: str, factor: int, numbers: Mapping[str, _Number], graph: Graph) -> list[Dim]:
@@ -265,26 +266,30 @@ def _factor(expr: Dim, name: str) -> int | None:
     return found
 
 
-def _without_functions(expr: Dim, graph: Graph) -> Dim | None:
-    """An upper limit of an expression in which no function stands alone; None where one has no limit."""
+def _without_functions(expr: Dim, graph: Graph, open_names: str) -> list[Dim]:
+    """Upper limits of an expression without functions of names that begin with one of ``open_names``.
+
+    Other functions stay in the first one, and are replaced by their limits in the second one.
+    """
     if not isinstance(expr, DimExpr):
-        return expr
-    total: Dim = 0
+        return [expr]
+    kept: Dim = 0
+    replaced: Dim = 0
     for monomial, factor in expr.terms:
         term = DimExpr(((monomial, factor),))
-        if len(monomial) != 1 or not isinstance(monomial[0], DimFunction):
-            total = total + term
-            continue
-        known = not any(n.startswith("~") for n in symbols_of(term))
-        alone = DimExpr(((monomial, 1),))
-        limit = upper_bound(alone) if factor > 0 else 0 if known and is_nonnegative(alone, graph) else None
-        if limit is not None:
-            total = total + factor * limit
-        elif any(n[0] in "%#?~" for n in symbols_of(term)):
-            return None
-        else:
-            total = total + term
-    return total
+        names = symbols_of(term)
+        limit: Dim | None = None
+        if len(monomial) == 1 and isinstance(monomial[0], DimFunction):
+            alone = DimExpr(((monomial, 1),))
+            if factor < 0:
+                limit = 0 if is_nonnegative(alone, graph) and not any(n.startswith("~") for n in names) else None
+            elif (most := upper_bound(alone)) is not None:
+                limit = factor * most
+            if limit is None and any(n[0] in open_names for n in names):
+                return []
+        kept = kept + (limit if limit is not None and any(n[0] in open_names for n in names) else term)
+        replaced = replaced + (limit if limit is not None else term)
+    return [kept] if kept == replaced else [kept, replaced]
 
 
 # -- values and loops --------------------------------------------------------------------------------------------------
@@ -395,6 +400,19 @@ def is_carried(first: Iterable[Access], second: Iterable[Access], loop: Operatio
     pairs = [(v, v) for v in variables_of(loop)]
     equal = ("=",) * len(pairs)
     return any(d != equal for d in conflicts(first, second, pairs, loop.block))
+
+
+def limits_in(access: Access, expr: Dim, block: Block) -> tuple[list[Dim], list[Dim]]:
+    """Lower and upper limits of an expression of an access in one run of a block, in what is known in front of the block."""
+    test = Dependence(access, access, (), block)
+    normal = test.normal(expr, "")
+    lows = [0 - most for most in upper_limits(0 - normal, test.numbers, test.graph, variables=False)]
+    highs = upper_limits(normal, test.numbers, test.graph, variables=False)
+    return [e for e in lows if not _is_unknown(e)], [e for e in highs if not _is_unknown(e)]
+
+
+def _is_unknown(expr: Dim) -> bool:
+    return any(n[0] in "#?~" for n in symbols_of(expr))
 
 
 def is_in_bounds(access: Access) -> bool:
