@@ -267,11 +267,18 @@ def upper_bound(dim: Dim) -> int | None:
         if not monomial:
             total += coefficient
             continue
-        bound = _atom_bound(monomial[0]) if len(monomial) == 1 and coefficient > 0 else None
+        atom = monomial[0]
+        if coefficient < 0 and len(monomial) == 1 and isinstance(atom, DimFunction) and atom.kind == "mod" and _is_positive(atom.args[1]):
+            continue  # a remainder is 0 at least
+        bound = _atom_bound(atom) if len(monomial) == 1 and coefficient > 0 else None
         if bound is None:
             return None
         total += coefficient * bound
     return total
+
+
+def _is_positive(dim: Dim) -> bool:
+    return isinstance(dim, int) and dim > 0
 
 
 def _atom_bound(atom: str | DimFunction) -> int | None:

@@ -1,0 +1,154 @@
+"""Pass ``parallelize``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ir.core import Block, Module, Operation
+from ir.opdef import REGISTRY
+from ir.rewriter import is_pure, walk_graphs
+from ir.types import VectorType
+from passes.infra.base import Pass, PassContext
+from passes.loops._loops import body, extent, inner_loop, is_loop, ranges, upper_bound
+from passes.loops.interchange import obstacle, swap_loops
+
+FEW = 4
+"""Fewer rounds than this are too few to share."""
+
+LANES = 16
+COSTS = {"arith.constant": 0, "arith.divf": 4, "arith.divsi": 16, "arith.remsi": 16, "math.fma": 1}
+"""What an operation costs, in simple ones; others of ``math`` count as 16."""
+
+
+@dataclass(frozen=True)
+class Parallelize(Pass):
+    """Lets the threads that run a program share its loops.
+
+    Before::
+
+        scf.parallel(%jt = 0 to 1536 step 48, tag="n.tile") {
+          scf.parallel(%it = 0 to M step 8, tag="m.tile") {
+            ...
+
+    After::
+
+        scf.parallel(%jt = 0 to 1536 step 48, tag="n.tile", mapping="threads") {
+          scf.parallel(%it = 0 to M step 8, tag="m.tile") {
+            ...
+
+    The outermost ``scf.parallel`` of every nest of a graph is shared when the nest is at least ``work`` simple operations
+    (on scalars or vectors of 16 lanes), or when nothing is known about its size; so are those in ``scf.for`` and
+    ``scf.if`` of a graph that have no results.  Loops inside it run as before.
+
+    An outermost loop of less than 4 rounds is too short to share.  Then the first longer parallel loop of the perfect
+    nest changes places with it.  Where there is none, but the loop stands in the graph's own block and holds only loops,
+    of which one is longer, it becomes an ``scf.for``, and those inside are shared.
+
+    The rounds of an ``scf.parallel`` don't depend on each other, so they may run in any order and at the same time; the
+    results have the same bits for any number of threads.
+    """
+
+    work: int = 16384
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        sharing = _Sharing(self.work, context)
+        for graph in walk_graphs(module):
+            sharing.block(graph.block)
+        return sharing.changed
+
+
+class _Sharing:
+    def __init__(self, work: int, context: PassContext) -> None:
+        self.work = work
+        self.context = context
+        self.changed = False
+
+    def block(self, block: Block, inside: bool = False) -> None:
+        """Shares the loops of a block that all threads run; ``inside`` says that it stands in a serial loop or a choice."""
+        for op in list(block):
+            if op.name == "scf.parallel":
+                self._nest(op, inside)
+            elif op.name in ("scf.for", "scf.if") and not op.results:
+                for region in op.regions:
+                    self.block(region.block, inside=True)
+
+    def _nest(self, loop: Operation, inside: bool) -> None:
+        if any(op.attributes.get("mapping") == "threads" for op in loop.walk()) or not self._is_worth_it(loop):
+            return
+        longer = None if _is_long(loop) else _longer(loop)
+        if longer is not None:
+            swap_loops(loop, longer)
+            self.context.count("loops swapped")
+        elif not inside and not _is_long(loop) and self._can_open(loop):
+            loop.definition = REGISTRY["scf.for"]
+            self.block(body(loop), inside=True)
+            self.context.count("loops made serial")
+            self.changed = True
+            return
+        elif most_rounds(loop) == 1:
+            return
+        loop.set_attribute("mapping", "threads")
+        self.context.count("loops shared")
+        self.changed = True
+
+    def _is_worth_it(self, loop: Operation) -> bool:
+        amount = work_of(loop)
+        return amount is None or amount >= self.work
+
+    def _can_open(self, loop: Operation) -> bool:
+        """Whether all threads may run a loop, to share the loops inside it."""
+        inside = [op for op in body(loop) if not op.definition.is_terminator]
+        if len(ranges(loop)) != 1 or not all(op.name == "scf.parallel" or (not is_loop(op) and is_pure(op)) for op in inside):
+            return False
+        return any(op.name == "scf.parallel" and (_is_long(op) or _longer(op)) and self._is_worth_it(op) for op in inside)
+
+
+def most_rounds(loop: Operation) -> int | None:
+    """How often a loop runs at most; None when that is not known."""
+    total = 1
+    for bounds in ranges(loop):
+        size = upper_bound(extent(bounds))
+        if size is None or not isinstance(bounds.step, int):
+            return None
+        total *= max(0, -(-size // bounds.step))
+    return total
+
+
+def _is_long(loop: Operation) -> bool:
+    count = most_rounds(loop)
+    return count is None or count >= FEW
+
+
+def _longer(loop: Operation) -> Operation | None:
+    """The first loop of a perfect nest of parallel loops that is long, when it can go where ``loop`` is."""
+    nest = [loop]
+    while (inner := inner_loop(nest[-1])) is not None and inner.name == "scf.parallel":
+        nest.append(inner)
+        if _is_long(inner) and obstacle(nest) is None:
+            return inner
+    return None
+
+
+def work_of(op: Operation) -> int | None:
+    """How many simple operations an operation is, with all inside it; None when the rounds of a loop are not known."""
+    if not op.regions:
+        return _cost(op)
+    inside = [work_of(inner) for region in op.regions for inner in region.block]
+    if not is_loop(op):
+        return None if None in inside else sum(a for a in inside if a is not None)
+    count = most_rounds(op)
+    if count == 0:
+        return 0
+    if count is None or None in inside:
+        return None
+    return count * sum(a for a in inside if a is not None)
+
+
+def _cost(op: Operation) -> int:
+    if op.definition.is_terminator:
+        return 0
+    types: list[Any] = [v.type for v in (*op.results, *op.operands)]
+    sizes = [math.prod(t.shape) for t in types if isinstance(t, VectorType)]
+    return COSTS.get(op.name, LANES if op.definition.dialect == "math" else 1) * -(-max(sizes, default=1) // LANES)

@@ -1,0 +1,221 @@
+"""pack: what is read from panels is what was read before; weights are packed by tensor operations, once."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from loop_programs import assert_same_runs, matmul
+from pass_checks import load, operations, optimize
+
+from ir.core import Module
+from ir.inputs import GeneratedWeights
+from ir.printer import print_module
+
+TILES = "tile{loop=n, size=48, outside=m},tile{loop=m, size=8},"
+PEELS = ",peel{loop=m.tile, sizes=[4, 2, 1]},peel{loop=n.tile, sizes=[32, 16]}"
+RUN = "pack{loop=n.tile, stored_only=false}"
+FILE = 'file @f = "w.safetensors"\n'
+
+
+def with_weight(m: str, n: str, k: str, *, transposed: bool = False, dtype: str = "f32") -> str:
+    """The matrix product with a weight as its right factor, maybe stored as [n, k]."""
+    shape = f"{n}, {k}" if transposed else f"{k}, {n}"
+    text = matmul(m, n, k).replace(f"%b: f32[{k}, {n}], ", "")
+    text = text.replace(f"  %B = memref.from_tensor(%b) : memref<f32[{k}, {n}]>", f"  %B = memref.from_tensor(%b) : memref<{dtype}[{shape}]>")
+    text = text.replace("  %A = ", f'  %b = weight(@f, "b") : {dtype}[{shape}]\n  %A = ', 1)
+    if transposed:
+        text = text.replace("%B[%k, %j]", "%B[%j, %k]")
+    if dtype != "f32":
+        text = text.replace(") : f32\n        %t", f") : {dtype}\n        %yw = arith.extf(%y) : f32\n        %t")
+        text = text.replace("fma(%x, %y,", "fma(%x, %yw,")
+    return FILE + text
+
+
+def run(text: str, pipeline: str, shapes: list[tuple[tuple[int, ...], ...]]) -> Module:
+    """The module after the pipeline, which must compute the same bits."""
+    before = load(text)
+    sources = {"f": GeneratedWeights(before, "f")} if before.files else {}
+    after = optimize(text, pipeline, sources)
+    if any(op.name == "graph.initial" for op in after.walk()):
+        return after  # only a loaded program has its values
+    assert_same_runs(before, after, shapes, sources=sources)
+    return after
+
+
+def reads(module: Module, name: str) -> list[str]:
+    """The loads from buffers whose name starts so."""
+    return [part.partition("])")[0] + "]" for part in print_module(module).split("memref.load(") if part.startswith(f"%{name}")]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("n", [17, 48, 49, 130])
+def test_weights(n: int, transposed: bool) -> None:
+    text = with_weight("M", str(n), "2", transposed=transposed)
+    for pipeline in (TILES + "pack", TILES + "pack" + PEELS):
+        after = run(text, pipeline, [((m, 2), (n,)) for m in (0, 3)])
+        assert any("%B.panels[" in r for r in reads(after, "B.panels")) == (n != 48 or transposed)
+
+
+def test_text_of_a_weight() -> None:
+    after = optimize(with_weight("M", "97", "5"), TILES + "pack{loop=n.tile}", {"f": GeneratedWeights(load(with_weight("M", "97", "5")), "f")})
+    lines = [line.strip() for line in print_module(after).splitlines()]
+    at = lines.index('%b = weight(@f, "b") : f32[5, 97]')
+    assert lines[at + 1 : at + 5] == [
+        "%b.pad = pad(%b, low=[0, 0], high=[0, 47]) : f32[5, 144]",
+        "%b.reshape = reshape(%b.pad, shape=[5, 3, 48]) : f32[5, 3, 48]",
+        "%b.panels = transpose(%b.reshape, perm=[1, 0, 2]) : f32[3, 5, 48]",
+        "%B.panels = memref.from_tensor(%b.panels) : memref<f32[3, 5, 48]>",
+    ]
+    assert "%y = memref.load(%B.panels[%jt floordiv 48, %k, %j-%jt]) : f32" in lines
+    assert not any("memref.from_tensor(%b)" in line for line in lines)
+
+
+def test_text_of_a_transposed_weight() -> None:
+    text = with_weight("M", "96", "5", transposed=True)
+    lines = [line.strip() for line in print_module(run(text, TILES + "pack", [((3, 5), (96,))])).splitlines()]
+    at = lines.index('%b = weight(@f, "b") : f32[96, 5]')
+    assert lines[at + 1 : at + 3] == [
+        "%b.reshape = reshape(%b, shape=[2, 48, 5]) : f32[2, 48, 5]",
+        "%b.panels = transpose(%b.reshape, perm=[0, 2, 1]) : f32[2, 5, 48]",
+    ]
+
+
+def test_pieces_of_the_last_tile_read_its_panel() -> None:
+    after = run(with_weight("M", "147", "5"), TILES + "pack,peel{loop=n.tile, sizes=[2, 1]}", [((2, 5), (147,))])
+    assert reads(after, "B.panels") == [
+        "%B.panels[%jt floordiv 48, %k, %j-%jt]",
+        "%B.panels[3, %k.1, %j.1-144]",
+        "%B.panels[3, %k.2, %j.2-144]",
+    ]
+
+
+def test_packed_at_load_time() -> None:
+    after = run(with_weight("M", "97", "5"), TILES + "pack" + PEELS + ",hoist-to-init", [])
+    main, init = after.graphs["main"], after.graphs["main.init"]
+    assert [op.definition.name for op in init.block] == ["weight", "pad", "reshape", "transpose", "return"]
+    assert [op.definition.name for op in main.block if op.definition.dialect == "graph"] == ["initial", "return"]
+
+
+def test_weights_of_other_types() -> None:
+    run(with_weight("M", "97", "3", dtype="f16"), TILES + "pack" + PEELS, [((3, 3), (97,))])
+    run(with_weight("M", "50", "3", dtype="bf16", transposed=True), TILES + "pack" + PEELS, [((3, 3), (50,))])
+
+
+def twice(second: str) -> str:
+    """Two nests that read one weight, the second one with another index."""
+    text = with_weight("1", "97", "97").replace("%k = 0 to 97", "%k = 0 to 2")
+    start, end = text.index("  scf.parallel(%i"), text.index("  %c = memref.to_tensor")
+    nest = text[start:end]
+    nest = re.sub(r"%([a-z]+)", r"%\g<1>2", nest)
+    return text[:end] + nest.replace("%B[%k2, %j2]", second) + text[end:]
+
+
+@pytest.mark.parametrize("second, count", [("%B[%k2, %j2]", 1), ("%B[%j2, %k2]", 2), ("%B[%k2, %k2]", 1)])
+def test_nests_share_panels_of_the_same_layout(second: str, count: int) -> None:
+    after = run(twice(second), TILES + "pack", [((1, 97), (97,))])
+    assert operations(after).count("transpose") == count
+    assert operations(after).count("memref.from_tensor") == 2 + count + ("%k2, %k2" in second)
+
+
+def test_parameters_stay_by_default() -> None:
+    text = matmul("M", "97", "5")
+    assert not reads(run(text, TILES + "pack", [((3, 5), (5, 97), (97,))]), "B.panels")
+
+
+@pytest.mark.parametrize("n", ["N", "97", "144"])
+def test_packing_when_it_runs(n: str) -> None:
+    text = matmul("M", n, "K")
+    sizes = (0, 1, 48, 51) if n == "N" else (int(n),)
+    shapes = [((m, k), (k, s), (s,)) for s in sizes for m, k in ((3, 2), (0, 2))]
+    for pipeline in (TILES + RUN, TILES + RUN + ",pack{loop=m.tile, stored_only=false}" + PEELS):
+        after = run(text, pipeline, shapes)
+        assert reads(after, "B.panels") and bool(reads(after, "A.panels")) == ("m.tile, stored" in pipeline)
+
+
+def test_text_of_packing_when_it_runs() -> None:
+    text = print_module(run(matmul("M", "N", "K"), TILES + RUN, []))
+    start = text.index("  %B.panels")
+    expected = """  %B.panels = memref.alloc() : memref<f32[N ceildiv 48, K, 48]>
+  scf.parallel(%B.i = 0 to N ceildiv 48, tag="row") {
+    scf.parallel(%B.i.1 = 0 to K, tag="row") {
+      scf.parallel(%B.i.2 = 0 to min(-48*%B.i+N, 48), tag="col") {
+        %B.load = memref.load(%B[%B.i.1, 48*%B.i+%B.i.2]) : f32
+        memref.store(%B.load, %B.panels[%B.i, %B.i.1, %B.i.2])
+        yield
+      }
+      scf.parallel(%B.i.3 = min(-48*%B.i+N, 48) to 48, tag="col") {
+        %B.constant = arith.constant(0.0) : f32
+        memref.store(%B.constant, %B.panels[%B.i, %B.i.1, %B.i.3])
+        yield
+      }
+      yield
+    }
+    yield
+  }
+"""
+    assert text[start:].startswith(expected)
+
+
+def test_batched_factors_keep_their_batch() -> None:
+    text = """
+graph @main(%a: f32[2, M, 3], %b: f32[2, 50, 3]) -> f32[2, M, 50] {
+  %A = memref.from_tensor(%a) : memref<f32[2, M, 3]>
+  %B = memref.from_tensor(%b) : memref<f32[2, 50, 3]>
+  %C = memref.alloc() : memref<f32[2, M, 50]>
+  scf.parallel(%h = 0 to 2, tag="row") {
+    scf.parallel(%i = 0 to M, tag="m") {
+      scf.parallel(%j = 0 to 50, tag="n") {
+        %zero = arith.constant(0.0) : f32
+        %s = scf.for(%k = 0 to 3, %acc = %zero, tag="k") {
+          %x = memref.load(%A[%h, %i, %k]) : f32
+          %y = memref.load(%B[%h, %j, %k]) : f32
+          %t = math.fma(%x, %y, %acc) : f32
+          yield %t
+        } : f32
+        memref.store(%s, %C[%h, %i, %j])
+        yield
+      }
+      yield
+    }
+    yield
+  }
+  %c = memref.to_tensor(%C) : f32[2, M, 50]
+  return %c
+}
+"""
+    after = run(text, TILES + RUN + PEELS, [((2, m, 3), (2, 50, 3)) for m in (0, 1, 9)])
+    assert reads(after, "B.panels")[0] == "%B.panels[%h, %jt floordiv 48, %k, %j-%jt]"
+
+
+def test_what_the_nest_writes_stays() -> None:
+    text = matmul("4", "97", "4").replace("  scf.parallel(%i", "  memref.copy(%B, %D)\n  scf.parallel(%i", 1)
+    text = text.replace("  %C = ", "  %D = memref.alloc() : memref<f32[4, 97]>\n  %C = ").replace("load(%B[%k, %j])", "load(%D[%k, %j])")
+    assert reads(run(text, TILES + RUN, [((4, 4), (4, 97), (97,))]), "D.panels")
+    text = text.replace("memref.store(%r, %C[%i, %j])", "memref.store(%r, %D[%i, %j])").replace("to_tensor(%C)", "to_tensor(%D)")
+    before, after = load(text), optimize(text, TILES + RUN)
+    assert not reads(after, "D.panels") and before
+
+
+@pytest.mark.parametrize("index", ["%k, 2*%j", "%k+%j, %j", "%k, %j+%i", "2*%k, %j", "%k, %j+1", "0, %j", "%i, %j"])
+def test_other_indices_stay(index: str) -> None:
+    text = matmul("2", "97", "2").replace("%b: f32[2, 97]", "%b: f32[200, 200]").replace("memref<f32[2, 97]>\n  %V", "memref<f32[200, 200]>\n  %V")
+    text = text.replace("%B[%k, %j]", f"%B[{index}]")
+    after = run(text, TILES + RUN, [((2, 2), (200, 200), (97,))])
+    assert not reads(after, "B.panels")
+
+
+@pytest.mark.parametrize("index, panel", [("%k+2, %j", "%jt floordiv 48, %k+2"), ("%k, %j+48", "(%jt floordiv 48)+1, %k")])
+def test_indices_may_be_moved(index: str, panel: str) -> None:
+    text = matmul("2", "97", "2").replace("%b: f32[2, 97]", "%b: f32[200, 200]").replace("memref<f32[2, 97]>\n  %V", "memref<f32[200, 200]>\n  %V")
+    text = text.replace("%B[%k, %j]", f"%B[{index}]")
+    after = run(text, TILES + RUN + PEELS, [((2, 2), (200, 200), (97,))])
+    assert reads(after, "B.panels")[0] == f"%B.panels[{panel}, %j-%jt]"
+
+
+def test_mostly_padding_is_not_packed() -> None:
+    """A few columns in a wide tile: reading them as they are costs less."""
+    text = with_weight("M", "3", "5", transposed=True).replace('tag="n"', 'tag="x"')
+    text = text.replace("%j = 0 to 3", "%jt = 0 to 3 step 16").replace('tag="x") {', 'tag="n.tile") {\n scf.parallel(%j = %jt to min(%jt+16, 3)) {')
+    text = text.replace("%C[%i, %j])\n      yield", "%C[%i, %j])\n      yield } yield")
+    assert not reads(run(text, "pack", [((2, 5), (3,))]), "B.panels")

@@ -1,0 +1,145 @@
+"""parallelize: the outermost parallel loop of every nest with enough work is shared."""
+
+from __future__ import annotations
+
+import pytest
+from loop_programs import assert_same_runs, matmul, total
+from pass_checks import apply, load, optimize
+
+from ir.core import Module
+from ir.printer import print_module
+from passes.loops._loops import tag_of
+
+TILES = "tile{loop=n, size=48, outside=m},tile{loop=m, size=8},"
+
+
+def shared(module: Module) -> list[str]:
+    """Tags of the loops that are shared."""
+    return [tag_of(op) for op in module.walk() if op.attributes.get("mapping") == "threads"]
+
+
+def kinds(module: Module) -> list[str]:
+    """Loops with their tags, in order."""
+    return [f"{op.definition.name} {tag_of(op)}" for op in module.walk() if op.name in ("scf.for", "scf.parallel")]
+
+
+def copies(rows: str, columns: str, *, step: int = 1, outer: str = "parallel") -> str:
+    """A nest of two loops that moves elements."""
+    return f"""
+graph @main(%x: f32[{rows}, {columns}]) -> f32[{rows}, {columns}] {{
+  %X = memref.from_tensor(%x) : memref<f32[{rows}, {columns}]>
+  %C = memref.alloc() : memref<f32[{rows}, {columns}]>
+  scf.{outer}(%i = 0 to {rows} step {step}, tag="row") {{
+    scf.parallel(%j = 0 to {columns}, tag="col") {{
+      %v = memref.load(%X[%i, %j]) : f32
+      memref.store(%v, %C[%i, %j])
+      yield
+    }}
+    yield
+  }}
+  %c = memref.to_tensor(%C) : f32[{rows}, {columns}]
+  return %c
+}}
+"""
+
+
+def test_the_outermost_loop_is_shared() -> None:
+    after = optimize(matmul("M", "1536", "K"), TILES + "parallelize")
+    assert 'scf.parallel(%jt = 0 to 1536 step 48, tag="n.tile", mapping="threads") {' in print_module(after)
+    assert shared(after) == ["n.tile"]
+
+
+def test_the_numbers_stay() -> None:
+    text = matmul("M", "N", "K")
+    pipeline = TILES + "peel{loop=m.tile, sizes=[4, 2, 1]},peel{loop=n.tile, sizes=[16]},parallelize{work=1}"
+    shapes = [((m, 2), (2, n), (n,)) for m, n in [(0, 3), (3, 0), (1, 1), (15, 49), (9, 97)]]
+    assert_same_runs(load(text), optimize(text, pipeline), shapes)
+
+
+@pytest.mark.parametrize(("rows", "columns", "work", "tags"), [
+    ("8", "8", 16384, []),
+    ("8", "8", 128, ["row"]),
+    ("8", "8", 129, []),
+    ("B", "8", 16384, ["row"]),
+    ("64", "N", 16384, ["row"]),
+    ("0", "N", 1, []),
+    ("128", "64", 16384, ["row"]),
+])  # fmt: skip
+def test_work_decides(rows: str, columns: str, work: int, tags: list[str]) -> None:
+    assert shared(optimize(copies(rows, columns), f"parallelize{{work={work}}}")) == tags
+
+
+def test_expensive_operations_count_more() -> None:
+    text = copies("8", "8").replace("memref.store(%v", "%e = math.exp(%v) : f32\n      memref.store(%e")
+    assert shared(optimize(text, f"parallelize{{work={18 * 64}}}")) == ["row"]
+    assert not shared(optimize(text, f"parallelize{{work={18 * 64 + 1}}}"))
+
+
+def test_vectors_count_by_machine_vectors() -> None:
+    text = """
+graph @main(%X: memref<f32[4, 160]>, %C: memref<f32[4, 160]>) {
+  scf.parallel(%i = 0 to 4) {
+    %v = vector.load(%X[%i, 0:+160]) : vector<f32[1, 160]>
+    vector.store(%v, %C[%i, 0:+160])
+    yield
+  }
+  return
+}
+"""
+    assert shared(optimize(text, "parallelize{work=80}")) == [""]
+    assert not shared(optimize(text, "parallelize{work=81}"))
+
+
+@pytest.mark.parametrize("rows", ["1", "2", "3"])
+def test_a_short_loop_changes_places(rows: str) -> None:
+    text = copies(rows, "N")
+    after = optimize(text, "parallelize")
+    assert kinds(after) == ["parallel col", "parallel row"]
+    assert shared(after) == ["col"]
+    assert_same_runs(load(text), after, [((int(rows), n),) for n in (0, 1, 7)])
+
+
+def test_a_short_loop_with_a_short_one_inside_is_shared() -> None:
+    assert shared(optimize(copies("3", "2"), "parallelize{work=1}")) == ["row"]
+    assert shared(optimize(copies("1", "2"), "parallelize{work=1}")) == []
+
+
+def test_bounds_that_depend_keep_their_place() -> None:
+    text = copies("3", "900").replace("%j = 0 to", "%j = %i to")
+    assert shared(optimize(text, "parallelize{work=1}")) == ["col"]
+    assert kinds(optimize(text, "parallelize{work=1}")) == ["for row", "parallel col"]
+
+
+def test_serial_loops_and_choices_around() -> None:
+    text = copies("B", "900", outer="for")
+    assert shared(optimize(text, "parallelize{work=1000}")) == ["col"]
+    assert not shared(optimize(text, "parallelize{work=100000}"))
+    choice = copies("B", "900").replace("  scf.parallel(%i", "  %t = arith.constant(true) : bool\n  scf.if(%t) {\n  scf.parallel(%i")
+    choice = choice.replace("  %c = ", "  yield\n  }\n  %c = ")
+    assert shared(optimize(choice, "parallelize")) == ["row"]
+
+
+def test_loops_that_carry_values_run_alone() -> None:
+    assert shared(optimize(total("N"), "parallelize")) == ["col"]
+
+
+def test_pieces_of_columns_share_rows() -> None:
+    """The last tile of columns is one round; its rows are many."""
+    text = matmul("M", "80", "K")
+    after = optimize(text, TILES + "peel{loop=m.tile, sizes=[4, 2, 1]},peel{loop=n.tile, sizes=[32]},parallelize")
+    assert [k for k in kinds(after) if "n.tile" in k or "m.tile" in k] == ["for n.tile", *["parallel m.tile"] * 4] * 2
+    assert 'scf.parallel(%it = 0 to M-(M mod 8) step 8, tag="m.tile", mapping="threads")' in print_module(after)
+    assert set(shared(after)) == {"m.tile"}
+    assert_same_runs(load(text), after, [((m, 2), (2, 80), (80,)) for m in (0, 1, 15)])
+
+
+def test_what_all_threads_run_has_no_memory_of_its_own() -> None:
+    """Memory inside a loop belongs to the thread that runs it, so such a loop is not opened."""
+    text = copies("2", "900").replace("    scf.parallel(%j", "    %T = memref.alloc() : memref<f32[4]>\n    scf.parallel(%j")
+    assert shared(optimize(text, "parallelize{work=1}")) == ["row"]
+
+
+def test_twice_changes_nothing() -> None:
+    module = load(copies("3", "900"))
+    assert any(r.changed for r in apply(module, "parallelize{work=1}").records)
+    assert not any(r.changed for r in apply(module, "parallelize{work=1}").records)
