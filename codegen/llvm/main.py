@@ -224,6 +224,9 @@ class MainWriter(Writer):
             return self._result_pointer(self.result_memory[result])
         return self._piece(type_.dtype.itemsize, self.unit.shape_of(type_, op))
 
+    def memory_alignment(self, op: Operation, type_: MemRefType) -> int:
+        return type_.dtype.itemsize if op.results[0] in self.result_memory else super().memory_alignment(op, type_)
+
     def _piece(self, item: int, shape: list[Poly]) -> str:
         """A part of the workspace."""
         self.pieces.append((item, shape))

@@ -297,7 +297,7 @@ def _same_size(total: object, offset: object, type_: MemRefType) -> bool:
 def _alloc(w: Writer, op: Operation) -> None:
     type_ = op.results[0].type
     assert isinstance(type_, MemRefType)
-    w.buffers[op.results[0]] = Buffer(w.memory(op, type_), type_, w.unit.shape_of(type_, op), 64)
+    w.buffers[op.results[0]] = Buffer(w.memory(op, type_), type_, w.unit.shape_of(type_, op), w.memory_alignment(op, type_))
 
 
 @emits("memref.copy")

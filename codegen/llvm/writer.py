@@ -480,6 +480,10 @@ class Writer:
 
     # -- memory on the stack ---------------------------------------------------------------------------------------
 
+    def memory_alignment(self, op: Operation, type_: MemRefType) -> int:
+        """What the address of :meth:`memory` is a multiple of."""
+        return 64
+
     def memory(self, op: Operation, type_: MemRefType) -> str:
         """A pointer to new memory for ``memref.alloc``."""
         return self.stack_buffer(op, type_)
