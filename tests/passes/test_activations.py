@@ -101,7 +101,7 @@ def test_errors_of_f32(name: str) -> None:
 def test_shift_is_exact() -> None:
     from passes.linalg._activations import FAR, SHIFT, SHIFT_FACTOR
 
-    assert SHIFT * 2**17 == int(SHIFT * 2**17) and float(np.float32(SHIFT)) == SHIFT
+    assert int(SHIFT * 2**17) == SHIFT * 2**17 and float(np.float32(SHIFT)) == SHIFT
     assert float(np.float32(SHIFT_FACTOR)) == SHIFT_FACTOR and math.isclose(math.exp(-SHIFT), SHIFT_FACTOR, rel_tol=1e-13)
     assert (FAR - SHIFT) * LOG2_E > 25  # 1 + exp(-(FAR - SHIFT)) is 1
 
