@@ -5,11 +5,50 @@ from __future__ import annotations
 from passes.infra.base import Pass
 from passes.infra.pipeline import parse_pipeline
 
+_LINALG = (
+    "decompose{keep=[sigmoid, silu, gelu]}",
+    "hoist-to-init",
+    "lower-to-linalg",
+    "fuse",
+)
+
+_LOOPS = (
+    # products: columns in blocks of 48, rows in blocks of 8; factors arranged by columns
+    "transpose-operands",
+    "collapse",
+    "lower-to-loops",
+    "tile{loop=n, size=48, outside=m}",
+    "tile{loop=m, size=8}",
+    "pack",
+    "hoist-to-init",
+    "peel{loop=n.tile, sizes=[16]}",
+    "peel{loop=m.tile, sizes=[4, 2, 1]}",
+    # what follows a product, row by row while the block is near
+    "fission{loops=[m, n], after=k}",
+    "vectorize{loops=[m, n]}",
+    "vectorize{loops=[n.e]}",
+    "vectorize{loops=[n]}",
+    # sums in 16 lanes, everything else in blocks of 64
+    "split-reduction",
+    "tile{loop=col, size=64}",
+    "peel{loop=col.tile, sizes=[16]}",
+    "vectorize{loops=[col]}",
+    # memory, threads, machine vectors
+    "plan-memory",
+    "parallelize",
+    "expand-math",
+    "unroll-vectors",
+)
+
 PRESETS: dict[str, str] = {
     # inferred and verified, otherwise as written
     "O0": "infer-types",
     # a clean graph: calls inlined, dead and repeated work removed, constants folded
     "O1": "infer-types,inline,canonicalize,constant-fold,cse,canonicalize,dce",
+    # fused loop nests over buffers
+    "O2": ",".join(("O1", *_LINALG)),
+    # loops over machine vectors, ready for code generation
+    "cpu": ",".join(("O1", *_LINALG, *_LOOPS)),
 }
 
 
