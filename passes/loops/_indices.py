@@ -57,12 +57,17 @@ class Operands:
         """An expression over these operands."""
         if not part.values:
             return part.dim
+        if plain_symbol(part.dim) == "%0":
+            return operand_symbol(self.add(part.values[0]))
         return substitute(part.dim, {f"%{n}": operand_symbol(self.add(v)) for n, v in enumerate(part.values)})
 
     def over(self, op: Operation, dim: Dim, replace: Callable[[Value], Index]) -> Dim:
         """An expression of another operation's layout with its operands replaced."""
         if not isinstance(dim, DimExpr):
             return dim
+        name = plain_symbol(dim)
+        if name is not None:
+            return self.put(replace(op.operand_uses[int(name[1:])].value)) if name.startswith("%") else dim
         names = [n for n in symbols_of(dim) if n.startswith("%")]
         return substitute(dim, {n: self.put(replace(op.operand_uses[int(n[1:])].value)) for n in names}) if names else dim
 
