@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ir.core import Graph, Module, Operation, Trivia, Value
+from ir.references import load_time_graphs
 from ir.rewriter import replace_op, walk_graphs
 from ir.types import TensorType, is_known
 from passes.infra.base import Pass, PassContext
@@ -89,7 +90,8 @@ class LowerToLinalg(Pass):
 
     ``cache_update`` writes into the memory of its ``inout`` parameter (``memref.of_inout``); what may fail is checked by
     ``cf.assert``.  An operation without a lowering (print, calls, what has open types) stays as it is, between
-    ``memref.to_tensor`` and ``memref.from_tensor``; the statistics name those.
+    ``memref.to_tensor`` and ``memref.from_tensor``; the statistics name those.  Graphs that run once, when the program is
+    loaded (see ``hoist-to-init``), stay tensor operations.
     """
 
     preserves: ClassVar[Literal["bits", "values"]] = "values"
@@ -97,7 +99,10 @@ class LowerToLinalg(Pass):
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
+        at_load_time = load_time_graphs(module)
         for graph in walk_graphs(module):
+            if graph.name in at_load_time:
+                continue
             changed |= _lower_graph(graph, context)
         return changed
 
