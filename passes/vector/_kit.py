@@ -12,7 +12,7 @@ from dialects.arith.comparison import cmpf, select
 from dialects.arith.constant import constant
 from dialects.arith.floats import mulf, subf
 from dialects.arith.integers import subi
-from dialects.math import fma, ldexp
+from dialects.math import fma
 from ir.attributes import Dense
 from ir.builder import Builder
 from ir.core import Graph, Operation, Value
@@ -39,15 +39,10 @@ def from_bits(x: Value) -> Value:
 
 
 class Kit:
-    """Builds in the active builder; constants go to the top of the graph, each once.
+    """Builds in the active builder; constants go to the top of the graph, each once."""
 
-    With ``ldexp`` a power of two is applied by ``math.ldexp``, which is one instruction where the machine has it, and else by
-    two multiplications.  The bits are the same.
-    """
-
-    def __init__(self, graph: Graph, ldexp: bool = False) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._block = graph.block
-        self._ldexp = ldexp
         self._last: Operation | None = None
         self._known: dict[tuple[DType, bytes], Value] = {}
         for op in graph.block:
@@ -116,9 +111,6 @@ class Kit:
 
         Only the second product is rounded: the first one is far from the ends of the range.
         """
-        if self._ldexp:
-            start = int(np.float32(ROUNDER + 254).view(np.int32))
-            return ldexp(x, subi(bits, self.i(start, "rounder_bits")))  # type: ignore[no-any-return]
         half = shrui(bits, self.i(1, "one_bit"))
         first, second = self.power_of_two(half), self.power_of_two(subi(bits, half))
         return mulf(mulf(x, first), second)  # type: ignore[no-any-return]

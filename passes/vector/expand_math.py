@@ -50,8 +50,6 @@ class ExpandMath(Pass):
 
     functions: tuple[str, ...] = ()
     """which functions, as [exp, tanh]; all that there are when it is empty"""
-    ldexp: bool = False
-    """whether powers of two are applied by math.ldexp, which AVX-512 has an instruction for; the bits are the same"""
 
     def __post_init__(self) -> None:
         for name in self._wanted():
@@ -66,7 +64,7 @@ class ExpandMath(Pass):
         wanted = frozenset(self._wanted())
         changed = False
         for graph in walk_graphs(module):
-            kit = Kit(graph, self.ldexp)
+            kit = Kit(graph)
             for op in _found(graph, wanted):
                 _expand(op, kit)
                 context.count(f"{op.definition.text_name} expanded")
