@@ -65,7 +65,8 @@ class SplitReduction(Pass):
     A loop with tag ``loop`` and step 1 may carry several values, each one chain of one associative operation (``addf``
     with ``math.fma``, ``mulf``, ``maximumf``, ``addi``, ``andi``, ...) that nothing else looks at.  Lane l takes the rounds
     l, l + lanes, ...; the last round may be partial, and the lanes are combined by halves: an order that depends on
-    the number of rounds alone.  Fewer known rounds than lanes take the next power of two, which gives the same bits.
+    the number of rounds alone.  Fewer known rounds than lanes take the next power of two, which gives the same bits; so do
+    four times the lanes for extremes and integers, where the order does not matter.
 
     A loop stays as it is, and the statistics say why, when it carries something else, or reads memory other than element
     by element along the last axis (see ``vectorize``).
@@ -110,6 +111,13 @@ _FAMILIES = {
 """The operations of chains, and the one that combines two partial results."""
 
 
+_ROUNDED = ("arith.addf", "arith.mulf")
+"""Combiners whose result depends on the order."""
+
+_CHAINS = 4
+"""How many machine vectors work side by side where the order does not matter: one would wait for itself."""
+
+
 def _identity(combiner: str, dtype: DType) -> Any:
     """What changes nothing: x combined with it is x, bit by bit."""
     if dtype.is_float:
@@ -132,6 +140,8 @@ class _Split:
         count = difference(self.stop, self.start).dim
         if isinstance(count, int) and count < 2:
             raise CannotVectorize("fewer than two rounds")
+        if not any(c in _ROUNDED for c in self.combiners) and (not isinstance(count, int) or count >= 2 * _CHAINS * lanes):
+            lanes *= _CHAINS
         self.width = lanes if not isinstance(count, int) or count >= lanes else 1 << (count - 1).bit_length()
         self.rest: Dim = mod(count, self.width)
         self.count = count

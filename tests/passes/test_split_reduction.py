@@ -109,6 +109,14 @@ def test_a_small_known_number_takes_fewer_lanes():
     assert "%k = 0 to 32 step 16" in text and "vector.load(%A[%i, 32:+16], valid=%k.constant)" in text
 
 
+def test_extremes_and_integers_take_more_lanes():
+    for op, dtype in (("arith.maximumf(%acc, %a) : f32", "f32"), ("arith.addi(%acc, %a) : i32", "i32")):
+        sizes = [{"M": 8, "N": n} for n in (200, 64, 63, 5, 1)]
+        assert "step 64" in str(check(rows(op, dtype), "split-reduction,unroll-vectors", *sizes))
+        assert "step 64" in str(check(static(131, op=op, dtype=dtype), "split-reduction,unroll-vectors", {"M": 8}))
+        assert "step 16" in str(check(static(100, op=op, dtype=dtype), "split-reduction", {"M": 8}))
+
+
 @pytest.mark.parametrize(
     ("op", "dtype", "init"),
     [
