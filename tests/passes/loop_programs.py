@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from ir.core import Module
 from ir.interpreter import Interpreter
+from ir.weights import WeightSource
 from passes.infra.verify_exec import describe_difference, same_bits
 
 
@@ -77,13 +80,15 @@ graph @main(%x: f32[{n}], %z: f32[3]) -> (f32[3], f32[{n}]) {{
 """
 
 
-def assert_same_runs(before: Module, after: Module, shapes: list[tuple[tuple[int, ...], ...]], seed: int = 0) -> None:
+def assert_same_runs(
+    before: Module, after: Module, shapes: list[tuple[tuple[int, ...], ...]], seed: int = 0, sources: Mapping[str, WeightSource] | None = None
+) -> None:
     """Both compute the same bits for random inputs of these shapes, in any order of parallel rounds."""
     for given in shapes:
         rng = np.random.default_rng(seed)
         arrays = [rng.standard_normal(s).astype(np.float32) for s in given]
-        want = Interpreter(before).run(before.graphs["main"], arrays)
+        want = Interpreter(before, sources).run(before.graphs["main"], arrays)
         for reverse in (False, True):
-            found = Interpreter(after, reverse_parallel=reverse).run(after.graphs["main"], arrays)
+            found = Interpreter(after, sources, reverse_parallel=reverse).run(after.graphs["main"], arrays)
             for a, b in zip(want, found, strict=True):
                 assert same_bits(a, b), f"{given}, reverse={reverse}: {describe_difference(a, b)}\n{after}"

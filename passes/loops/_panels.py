@@ -1,0 +1,211 @@
+"""Panels: a buffer in the order in which the tiles of a matrix product read it, and how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dialects.arith.constant import constant
+from dialects.graph.indexing import pad
+from dialects.graph.shape import reshape, transpose
+from dialects.memref import from_tensor
+from ir.attributes import Dense
+from ir.builder import Builder
+from ir.core import Operation, Value
+from ir.dims import Dim, UnknownDim, ceildiv, dim_min, floordiv
+from ir.layout import LAYOUT, IndexExpr, RangeArg
+from ir.opdef import REGISTRY
+from ir.types import MemRefType, ScalarType, TensorType
+from passes.loops._loops import Access, body, create_loop, end_loop, number_layout, value_symbol, variable
+
+LARGEST_PADDING = 4
+"""Panels are at most so many times as large as what they are made of (the limit of ``hoist-to-init``, too)."""
+
+LONGEST_ROW = 128
+"""Rows of at most so many elements are read well as they are; panels are such rows."""
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A layout: ``width`` neighbours along axis ``column`` for each index of axis ``step``, panel by panel.
+
+    The other axes stay in front: ``A[..., column, step]`` becomes ``P[..., panel, step, width]``.
+    """
+
+    column: int
+    step: int
+    width: int
+
+    def others(self, rank: int) -> list[int]:
+        """The axes that stay as they are."""
+        return [a for a in range(rank) if a not in (self.column, self.step)]
+
+    def type_of(self, type_: MemRefType) -> MemRefType:
+        """The type of the panels of a buffer."""
+        shape = type_.shape
+        count = ceildiv(shape[self.column], self.width)
+        return MemRefType(type_.dtype, (*(shape[a] for a in self.others(len(shape))), count, shape[self.step], self.width))
+
+    def fit(self, type_: MemRefType) -> bool:
+        """Whether a buffer can have panels that are not mostly padding, and isn't in panels already."""
+        columns, rank = type_.shape[self.column], len(type_.shape)
+        if any(isinstance(d, UnknownDim) for d in type_.shape):
+            return False
+        if (self.step, self.column) == (rank - 2, rank - 1) and isinstance(columns, int):
+            if columns <= LONGEST_ROW and (columns < 16 or columns % 16 == 0):
+                return False
+        return not isinstance(columns, int) or 0 < -(-columns // self.width) * self.width <= LARGEST_PADDING * columns
+
+    def access(self, access: Access, panels: Value, tile: Dim, column: Dim) -> Access:
+        """What an access to the buffer reads in the panels; ``tile`` is where the tile of ``column`` starts, at a panel."""
+        offset = access.indices[self.column].expr - column
+        places: list[Dim] = [access.indices[a].expr for a in self.others(len(access.indices))]
+        places += [floordiv(tile + offset, self.width), access.indices[self.step].expr, column - tile]
+        return Access(panels, tuple(map(IndexExpr, places)))
+
+
+# -- stored tensors ----------------------------------------------------------------------------------------------------
+
+_STORED = ("graph.weight", "graph.constant", "graph.initial")
+
+
+def stored_tensor(buffer: Value) -> Value | None:
+    """The tensor that a buffer holds, of known shape, that is there when the program is loaded or can be computed then."""
+    op = buffer.defining_op
+    while op is not None and op.name == "memref.reshape":
+        op = op.operands[0].defining_op
+    if op is None or op.name != "memref.from_tensor" or not _is_stored(op.operands[0]):
+        return None
+    return op.operands[0]
+
+
+def _is_stored(tensor: Value) -> bool:
+    op = tensor.defining_op
+    if op is None or not isinstance(tensor.type, TensorType) or not tensor.type.is_static:
+        return False
+    if op.name in _STORED:
+        return True
+    definition = op.definition
+    movable = definition.dialect == "graph" and definition.pure and not definition.traps and not op.regions
+    return movable and bool(op.operands) and all(map(_is_stored, op.operands))
+
+
+def pack_stored(tensor: Value, buffer: Value, panels: Panels) -> Value:
+    """Operations behind a tensor that make the panels; gives a buffer that holds them.
+
+    ``buffer`` holds the tensor, maybe under another shape, which is the one that is packed.
+    """
+    at = tensor.defining_op
+    assert at is not None and at.block is not None and at.graph is not None
+    assert isinstance(buffer.type, MemRefType) and isinstance(tensor.type, TensorType)
+    shape: Any = buffer.type.shape
+    origin = tensor.name
+    with Builder(at.block, at.next, origin=origin, loc=at.loc):
+        if shape != tensor.type.shape:
+            tensor = reshape(tensor, shape=shape)
+        tensor = _arranged(tensor, shape, panels)
+        at.graph.rename(tensor, f"{origin}.panels")
+        tensor.auto_named = True
+        result: Value = from_tensor(tensor, name=f"{buffer.name}.panels")
+    result.auto_named = True
+    return result
+
+
+def _arranged(tensor: Value, shape: Sequence[int], panels: Panels) -> Value:
+    """Padded along the columns, which are split in two axes, of which the second goes to the end."""
+    rank, column = len(shape), panels.column
+    count = -(-shape[column] // panels.width)
+    missing = count * panels.width - shape[column]
+    if missing:
+        tensor = pad(tensor, low=(0,) * rank, high=tuple(missing if a == column else 0 for a in range(rank)), value=_zero(tensor))
+    tensor = reshape(tensor, shape=(*shape[:column], count, panels.width, *shape[column + 1 :]))
+
+    def moved(axis: int) -> int:
+        return axis + 1 if axis > column else axis
+
+    order = (*map(moved, panels.others(rank)), column, moved(panels.step), column + 1)
+    return transpose(tensor, perm=order) if order != tuple(range(rank + 1)) else tensor
+
+
+def _zero(tensor: Value) -> int | bool:
+    assert isinstance(tensor.type, TensorType)
+    return False if tensor.type.dtype.kind == "bool" else 0
+
+
+# -- other buffers -----------------------------------------------------------------------------------------------------
+
+
+def pack_when_run(buffer: Value, panels: Panels, before: Operation) -> Value | None:
+    """A nest in front of ``before`` that fills new memory with the panels; None for a buffer that isn't there yet."""
+    graph = before.graph
+    assert graph is not None and before.block is not None and isinstance(buffer.type, MemRefType)
+    owner = buffer.owner.block if isinstance(buffer.owner, Operation) else buffer.owner
+    if owner is not graph.block:
+        return None
+    builder = Builder(before.block, before, origin=buffer.name, loc=before.loc)
+    type_ = panels.type_of(buffer.type)
+    attributes: Any = {LAYOUT: ()}
+    target = builder.create(REGISTRY["memref.alloc"], [], attributes, result_types=[type_], name=f"{buffer.name}.panels").result
+    _Filling(buffer, target, panels).loops(builder, [])
+    return target
+
+
+class _Filling:
+    """Loops over the elements of panels that copy what the buffer has and store zeros elsewhere."""
+
+    def __init__(self, buffer: Value, target: Value, panels: Panels) -> None:
+        self.buffer = buffer
+        self.target = target
+        self.panels = panels
+        assert isinstance(buffer.type, MemRefType)
+        self.type = buffer.type
+        rank = len(buffer.type.shape)
+        self.others = panels.others(rank)
+        shape = self.type.shape
+        self.extents: list[Dim] = [*(shape[a] for a in self.others), ceildiv(shape[panels.column], panels.width), shape[panels.step]]
+
+    def loops(self, builder: Builder, outer: list[Dim]) -> None:
+        """The loops that are left to build, inside those of ``outer`` variables."""
+        if len(outer) < len(self.extents):
+            loop = self._loop(builder, RangeArg(0, self.extents[len(outer)], 1), "row")
+            self.loops(Builder(body(loop), loc=builder.loc, origin=builder.origin), [*outer, value_symbol(variable(loop))])
+            end_loop(loop)
+            return
+        width = self.panels.width
+        left = self.type.shape[self.panels.column] - width * outer[-2]
+        whole = isinstance(columns := self.type.shape[self.panels.column], int) and columns % width == 0
+        end = width if whole else dim_min(width, left)
+        self._elements(builder, outer, RangeArg(0, end, 1), copy=True)
+        if not whole:
+            self._elements(builder, outer, RangeArg(end, width, 1), copy=False)
+
+    def _loop(self, builder: Builder, bounds: RangeArg, tag: str) -> Operation:
+        return create_loop(builder, "scf.parallel", bounds, name=f"{self.buffer.name}.i", tag=tag)
+
+    def _elements(self, builder: Builder, outer: list[Dim], bounds: RangeArg, *, copy: bool) -> None:
+        loop = self._loop(builder, bounds, "col")
+        at = value_symbol(variable(loop))
+        with Builder(body(loop), loc=builder.loc, origin=builder.origin) as inner:
+            value = self._load(inner, outer, at) if copy else constant(Dense(np.array(0, self.type.dtype.numpy), self.type.dtype))
+            self._store(inner, value, [*outer, at])
+        end_loop(loop)
+
+    def _load(self, builder: Builder, outer: list[Dim], at: Dim) -> Value:
+        places: dict[int, Dim] = dict(zip(self.others, outer, strict=False))
+        places[self.panels.column] = self.panels.width * outer[-2] + at
+        places[self.panels.step] = outer[-1]
+        access = Access(self.buffer, tuple(IndexExpr(places[a]) for a in range(len(self.type.shape))))
+        return self._create(builder, "memref.load", [access], [ScalarType(self.type.dtype)]).result
+
+    def _store(self, builder: Builder, value: Value, places: list[Dim]) -> None:
+        self._create(builder, "memref.store", [value, Access(self.target, tuple(map(IndexExpr, places)))], [])
+
+    def _create(self, builder: Builder, name: str, forms: list[Any], types: list[Any]) -> Operation:
+        graph = builder.block.graph
+        assert graph is not None
+        operands, layout = number_layout(forms, graph)
+        attributes: Any = {LAYOUT: layout}
+        return builder.create(REGISTRY[name], operands, attributes, result_types=types)

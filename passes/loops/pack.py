@@ -1,0 +1,204 @@
+"""Pass ``pack``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ir.core import Block, Graph, Module, Operation, Value
+from ir.dims import Dim, DimExpr
+from ir.references import load_time_graphs
+from ir.rewriter import erase_if_dead, walk_graphs
+from ir.types import MemRefType, Type
+from passes.infra.base import Pass, PassContext
+from passes.loops._loops import (
+    Access,
+    accesses,
+    depends_on,
+    is_loop,
+    loops_tagged,
+    minimum_terms,
+    parent,
+    ranges,
+    single_range,
+    value_symbol,
+    variable,
+    write_layout,
+)
+from passes.loops._memory import alias, all_accesses, memory_of
+from passes.loops._panels import Panels, pack_stored, pack_when_run, stored_tensor
+
+
+@dataclass(frozen=True)
+class Pack(Pass):
+    """Reads what tiles of a matrix product read again and again from panels, in the order in which it is read.
+
+    Before::
+
+        %w = weight(@f, "w") : f32[96, 64]
+        %B = memref.from_tensor(%w) : memref<f32[96, 64]>
+        scf.parallel(%jt = 0 to 96 step 48, tag="n.tile") {
+          scf.parallel(%j = %jt to %jt+48, tag="n") {
+            %s = scf.for(%k = 0 to 64, %acc = %zero, tag="k") {
+              %y = memref.load(%B[%j, %k]) : f32
+              ...
+
+    After ``pack{loop=n.tile}``::
+
+        %w = weight(@f, "w") : f32[96, 64]
+        %w.reshape = reshape(%w, shape=[2, 48, 64])
+        %w.panels = transpose(%w.reshape, perm=[0, 2, 1])
+        %B.panels = memref.from_tensor(%w.panels) : memref<f32[2, 64, 48]>
+        scf.parallel(%jt = 0 to 96 step 48, tag="n.tile") {
+          scf.parallel(%j = %jt to %jt+48, tag="n") {
+            %s = scf.for(%k = 0 to 64, %acc = %zero, tag="k") {
+              %y = memref.load(%B.panels[%jt floordiv 48, %k, %j-%jt]) : f32
+              ...
+
+    Loads are packed whose indices depend on the variable of a loop through one tile of the loop with tag ``loop`` in one
+    place, on that of a serial loop around the load in another one, both with factor 1, and which are only read while
+    the nest runs.  Other indices stay, in front.  What doesn't fill the last panel is padded with zeros.
+
+    The panels of weights, constants and ``initial`` values (and of what is computed from them alone) are made by
+    operations on tensors, which ``hoist-to-init`` moves to the time when the program is loaded; nests that read the same
+    in the same layout share them.  Without ``stored_only`` other buffers are packed too, by a nest in front of the one
+    that reads them.
+
+    Run it after ``tile``, and before ``peel``, which splits tiles in ways that panels don't follow.
+    """
+
+    loop: str = "n.tile"
+    stored_only: bool = True
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        at_load_time = load_time_graphs(module)
+        packed = 0
+        for graph in walk_graphs(module):
+            if graph.name in at_load_time:
+                continue
+            packing = _Packing(graph, self.stored_only)
+            for tiles in loops_tagged(graph, self.loop):
+                packed += packing.tiles(tiles)
+            packing.clean()
+            context.count("buffers packed", len(packing.made))
+        context.count("loads packed", packed)
+        return packed > 0
+
+
+class _Packing:
+    """Packs buffers of one graph; ``made`` are the panels that there are, by what they hold and who may read them."""
+
+    def __init__(self, graph: Graph, stored_only: bool) -> None:
+        self.graph = graph
+        self.stored_only = stored_only
+        self.made: dict[tuple[Value, Type, Panels, Operation | None], Value] = {}
+        self.replaced: dict[Value, None] = {}
+
+    def tiles(self, tiles: Operation) -> int:
+        """Packs what one loop over tiles reads; returns how many loads changed."""
+        bounds = single_range(tiles)
+        if bounds is None or not isinstance(bounds.step, int) or bounds.step < 2:
+            return 0
+        at = value_symbol(variable(tiles))
+        if not is_multiple(bounds.start, bounds.step, self.graph):
+            return 0
+        packed = 0
+        for inner in list(tiles.walk()):
+            if inner is tiles or not is_loop(inner):
+                continue
+            found = single_range(inner)
+            if found is None or found.start != at or found.step != 1 or at + bounds.step not in minimum_terms(found.stop):
+                continue
+            for load in [op for op in inner.walk() if op.name == "memref.load"]:
+                packed += self._load(load, variable(tiles), variable(inner), bounds.step)
+        return packed
+
+    def _load(self, load: Operation, tile: Value, column: Value, width: int) -> bool:
+        (access,) = accesses(load)
+        place = find_places(load, access, column, width)
+        if place is None or not isinstance(access.buffer.type, MemRefType):
+            return False
+        panels = Panels(*place, width)
+        nest = self._nest(load)
+        if not panels.fit(access.buffer.type) or _is_written(access.buffer, nest):
+            return False
+        buffer = self._panels(access.buffer, panels, nest)
+        if buffer is None:
+            return False
+        write_layout(load, [panels.access(access, buffer, value_symbol(tile), value_symbol(column))])
+        return True
+
+    def clean(self) -> None:
+        """Drops buffers that nothing reads any more."""
+        for buffer in self.replaced:
+            op = buffer.defining_op
+            while op is not None and op.block is not None and op.name in ("memref.from_tensor", "memref.reshape"):
+                source = op.operands[0].defining_op
+                if not erase_if_dead(op):
+                    break
+                op = source
+
+    def _panels(self, buffer: Value, panels: Panels, nest: Operation) -> Value | None:
+        tensor = stored_tensor(buffer)
+        if tensor is None and self.stored_only:
+            return None
+        key = (tensor or buffer, buffer.type, panels, None if tensor else nest)
+        made = self.made.get(key)
+        if made is None:
+            made = pack_when_run(buffer, panels, nest) if tensor is None else pack_stored(tensor, buffer, panels)
+            if made is not None:
+                self.made[key] = made
+        if made is not None:
+            self.replaced[buffer] = None
+        return made
+
+    def _nest(self, op: Operation) -> Operation:
+        """The operation of the graph's own block that ``op`` stands in."""
+        while (outer := parent(op)) is not None:
+            op = outer
+        return op
+
+
+def find_places(load: Operation, access: Access, column: Value, width: int) -> tuple[int, int] | None:
+    """Where a load has the column and the variable of a serial loop around it as indices, and only there."""
+    columns = _places(access, column)
+    if len(columns) != 1:
+        return None
+    offset = access.indices[columns[0]].expr - value_symbol(column)
+    if not isinstance(offset, int) or offset % width:
+        return None
+    outer = parent(load)
+    while outer is not None:
+        if outer.name == "scf.for" and variable(outer) is not column:
+            steps = _places(access, variable(outer))
+            if len(steps) == 1 and steps != columns and isinstance(access.indices[steps[0]].expr - value_symbol(variable(outer)), int):
+                return columns[0], steps[0]
+        outer = parent(outer)
+    return None
+
+
+def _places(access: Access, value: Value) -> list[int]:
+    """The indices that depend on a value."""
+    return [p for p, i in enumerate(access.indices) if depends_on(i.expr, [value])]
+
+
+def is_multiple(dim: Dim, size: int, graph: Graph) -> bool:
+    """Whether an expression is always a multiple of ``size``, from its factors and the steps of loops."""
+    if isinstance(dim, int):
+        return dim % size == 0
+    if not isinstance(dim, DimExpr):
+        return False
+    return all(c % size == 0 or (len(m) == 1 and isinstance(m[0], str) and _steps_by(m[0], size, graph)) for m, c in dim.terms)
+
+
+def _steps_by(name: str, size: int, graph: Graph) -> bool:
+    value = graph.names.get(name[1:]) if name.startswith("%") else None
+    loop = value.owner.parent.parent if value is not None and isinstance(value.owner, Block) and value.owner.parent is not None else None
+    if value is None or loop is None or not is_loop(loop) or value.index >= len(ranges(loop)):
+        return False
+    bounds = ranges(loop)[value.index]
+    return is_multiple(bounds.step, size, graph) and is_multiple(bounds.start, size, graph)
+
+
+def _is_written(buffer: Value, nest: Operation) -> bool:
+    memory = memory_of(buffer)
+    return any(a.writes and alias(a.memory, memory) != "never" for a in all_accesses([nest]))
