@@ -271,7 +271,7 @@ def _without_functions(expr: Dim, graph: Graph, open_names: str) -> list[Dim]:
 
     Other functions stay in the first one, and are replaced by their limits in the second one.
     """
-    if not isinstance(expr, DimExpr):
+    if not isinstance(expr, DimExpr) or all(isinstance(a, str) for m, _ in expr.terms for a in m):
         return [expr]
     kept: Dim = 0
     replaced: Dim = 0
