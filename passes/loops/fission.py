@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ir.builder import Builder
 from ir.core import Block, Graph, Module, Operation, Value
@@ -84,6 +84,8 @@ class Fission(Pass):
     loops: tuple[str, ...] = ("m", "n")
     after: str = "k"
     suffix: str = ".e"
+
+    keeps_types: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.loops:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ir.core import DROPPED, Block, Graph, Module, Operation, Value
 from ir.rewriter import walk_graphs
@@ -40,6 +41,8 @@ class ForwardStores(Pass):
     The dependence test decides what may mean the same.  Stores and loads that might be outside their buffer stay, unless
     another access fails in their place.
     """
+
+    keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ir.builder import Builder
 from ir.core import Block, Module, Operation, Value
@@ -50,6 +50,8 @@ class HoistAccumulators(Pass):
 
     Vectors that are read or written in part (``valid=``) stay in memory.
     """
+
+    keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         hoisted = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ir.core import Module, Operation
 from ir.rewriter import walk_graphs
@@ -47,6 +48,8 @@ class Interchange(Pass):
 
     outer: str = "m"
     inner: str = "n.tile"
+
+    keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         swapped = 0

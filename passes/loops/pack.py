@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ir.core import Block, Graph, Module, Operation, Value
 from ir.dims import Dim, DimExpr
@@ -68,6 +69,8 @@ class Pack(Pass):
 
     loop: str = "n.tile"
     stored_only: bool = True
+
+    keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         at_load_time = load_time_graphs(module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ir.core import Block, Module, Operation
 from ir.opdef import REGISTRY
@@ -51,6 +51,8 @@ class Parallelize(Pass):
     """
 
     work: int = 16384
+
+    keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         sharing = _Sharing(self.work, context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ir.core import DROPPED, Graph, Module, Operation, Value
 from ir.dims import Dim, DimExpr, DimFunction, dim_max, dim_min, substitute
@@ -90,6 +91,8 @@ class Peel(Pass):
 
     loop: str = "n.tile"
     sizes: tuple[int, ...] = (32, 16)
+
+    keeps_types: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if any(s < 1 for s in self.sizes):

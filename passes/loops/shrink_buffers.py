@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ir.core import Block, Module, Operation
 from ir.dims import Dim
@@ -53,6 +54,8 @@ class ShrinkBuffers(Pass):
     """
 
     limit: int = 32768
+
+    keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         shrunk = 0

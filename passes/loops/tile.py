@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ir.builder import Builder
 from ir.core import DROPPED, Module, Operation
@@ -70,6 +71,8 @@ class Tile(Pass):
     size: tuple[int, ...] = (48,)
     outer: str = ""
     outside: str = ""
+
+    keeps_types: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.size or min(self.size) < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dialects.memref import view
 from ir.builder import Builder
@@ -58,6 +58,8 @@ class PlanMemory(Pass):
 
     inplace: bool = True
     """let outputs take over the memory of inputs"""
+
+    keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False

@@ -51,6 +51,8 @@ class ExpandMath(Pass):
     functions: tuple[str, ...] = ()
     """which functions, as [exp, tanh]; all that there are when it is empty"""
 
+    keeps_types: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         for name in self._wanted():
             if name not in EXPANSIONS:
