@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from codegen.llvm.integers import facts
 from codegen.llvm.polynomials import Poly, as_number
@@ -10,6 +11,7 @@ from codegen.llvm.types import llvm_type
 from codegen.llvm.writer import Writer, emits
 from ir.core import Operation, Value
 from ir.diagnostics import Diagnostic, GraphError
+from ir.dims import Dim
 from ir.layout import BindArg, OperandArg, RangeArg, layout_of
 from ir.types import ScalarType, VectorType, index
 
@@ -116,6 +118,7 @@ def _assert(w: Writer, op: Operation) -> None:
         if value is not None:
             numbers[place] = w.name(value)
             given.append(place)
-    site = w.site(str(op.attributes["message"]), name="", given=tuple(given))
+    dims = cast("tuple[Dim, ...]", op.attribute("dims"))
+    site = w.site(str(op.attributes["message"]), dims, name="", given=(*given, *range(2, 2 + len(dims))))
     w.check_site(w.name(condition), str(site), numbers[0], numbers[1])
     w.space.hypotheses += facts(w, condition, True)  # for the rest of the region; its end forgets them

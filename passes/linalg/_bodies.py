@@ -197,39 +197,33 @@ def when(condition: Value, then: Callable[[], Sequence[Value]], otherwise: Calla
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def check(condition: Value, message: str, values: Sequence[Value] = ()) -> None:
+def check(condition: Value, message: str, values: Sequence[Value] = (), described: Described | None = None) -> None:
     """A ``cf.assert``; ``{0}`` and ``{1}`` in the message stand for the values, of type index or i64."""
-    attributes: Any = {LAYOUT: (OperandArg(0),), "message": message}
+    attributes: Any = {LAYOUT: (OperandArg(0),), "message": message, "dims": tuple(described.dims if described else ())}
     optional = {f"v{n}": v for n, v in enumerate(values)}
     active().create(REGISTRY["cf.assert"], [condition], attributes, optional=optional, result_types=())
 
 
 @dataclass
 class Described:
-    """Types in a message: symbolic dimensions stand for their sizes, as far as there is room for them.
-
-    Two values have room in a message; the dimensions beyond them are named.  ``known`` are those of which the message
-    knows the size.
-    """
+    """Sizes and types in a message: symbolic dimensions are those of the run, ``known`` ones have a text of their own."""
 
     known: dict[Dim, str] = field(default_factory=dict)
-    values: list[Value] = field(default_factory=list)
+    dims: list[Dim] = field(default_factory=list)
 
-    def size(self, buffer: Value, axis: int) -> str:
-        """The size along an axis."""
-        extent = buffer_type(buffer).shape[axis]
+    def dim(self, extent: Dim) -> str:
+        """A dimension."""
         if isinstance(extent, int):
             return str(extent)
         if extent not in self.known:
-            self.known[extent] = f"{{{len(self.values)}}}" if len(self.values) < 2 else str(extent)
-            if len(self.values) < 2:
-                self.values.append(size(buffer, axis))
+            self.known[extent] = f"{{{2 + len(self.dims)}}}"
+            self.dims.append(extent)
         return self.known[extent]
 
     def type(self, buffer: Value) -> str:
         """The type of the tensor in a buffer."""
         type_ = buffer_type(buffer)
-        return f"{type_.dtype}[{', '.join(self.size(buffer, a) for a in range(len(type_.shape)))}]"
+        return f"{type_.dtype}[{', '.join(map(self.dim, type_.shape))}]"
 
 
 def require_elements(buffer: Value, axis: int, message: str) -> None:
@@ -239,4 +233,4 @@ def require_elements(buffer: Value, axis: int, message: str) -> None:
         return
     some = cmpi(size(buffer, axis), number(0, index), predicate="ne")
     described = Described({extent: "0"})
-    check(some, message.replace("{x}", described.type(buffer)), described.values)
+    check(some, message.replace("{x}", described.type(buffer)), (), described)

@@ -81,19 +81,14 @@ def cache_updated(low: Lowering) -> list[Value]:
 def _check_update(buffer: Value, new: Value, axis: int, start: Value) -> None:
     """What ``cache_update`` demands of its sizes and of the position."""
     capacity, count = (buffer_type(b).shape[axis] for b in (buffer, new))
-    room = subi(size(buffer, axis), size(new, axis))
+    entries, zero = size(new, axis), number(0, index)
+    room = subi(size(buffer, axis), entries)
     if not isinstance(capacity, int) or not isinstance(count, int):
         described = Described()
         types = f"'new' is {described.type(new)}, 'cache' is {described.type(buffer)}"
-        fits = cmpi(room, number(0, index), predicate="ge")
-        check(fits, f"cache_update: 'new' does not fit into 'cache' along axis {axis}: {types}", described.values)
-    check(cmpi(start, number(0, index), predicate="ge"), "cache_update: position {0} is negative", [start])
-    values, total, limit, entries = [start], "", str(capacity), str(count)
-    if not isinstance(capacity, int):
-        values, limit = [start, size(buffer, axis)], "{1}"
-    elif not isinstance(count, int):
-        values, entries = [start, size(new, axis)], "{1}"
-    else:
-        values, total = [start, addi(start, size(new, axis))], "{1}, "
-    past = f"{'is ' * bool(total)}{total or 'is '}past the capacity of {limit}"
-    check(cmpi(start, room, predicate="le"), f"cache_update: position {{0}} plus {entries} new entries {past}", values)
+        message = f"cache_update: 'new' does not fit into 'cache' along axis {axis}: {types}"
+        check(cmpi(room, zero, predicate="ge"), message, (), described)
+    check(cmpi(start, zero, predicate="ge"), "cache_update: position {0} is negative", [start])
+    described = Described()
+    past = f"{described.dim(count)} new entries is {{1}}, past the capacity of {described.dim(capacity)}"
+    check(cmpi(start, room, predicate="le"), f"cache_update: position {{0}} plus {past}", [start, addi(start, entries)], described)

@@ -37,24 +37,20 @@ def check_indices(low: Lowering, indices: Value, x: Value, axis: int) -> Callabl
     extent = buffer_type(x).shape[axis]
     loops = low.loops(buffer_type(indices).shape)
     count = size_of(low, x, axis)
-    # a message has room for the index and for the size or the position
-    positioned = isinstance(extent, int) and len(loops) == 1
-    bound = str(extent) if isinstance(extent, int) else "{1}"
-    allowed = f"expected -{bound} <= index < {bound}"
-    message = f"{name}: {name} index {{0}}{' at position [{1}]' * positioned} is out of range for axis {shown}: {allowed}"
+    described = Described()
+    where = " at position [{1}]" if len(loops) == 1 else ""  # there is no room for more
+    bound = described.dim(extent)
+    message = f"{name}: {name} index {{0}}{where} is out of range for axis {shown}: expected -{bound} <= index < {bound}"
 
     def body(stored: Value) -> None:
         if extent == 0:
-            described = Described()
-            check(number(False, boolean), f"{name}: no index is in range: dimension {axis} of {described.type(x)} is 0", described.values)
+            empty = Described()
+            check(number(False, boolean), f"{name}: no index is in range: dimension {axis} of {empty.type(x)} is 0", (), empty)
         require_elements(x, axis, f"{name}: no index is in range: dimension {axis} of {{x}} is 0")
         at = to_index(stored)
-        if isinstance(extent, int):
-            lowest, more = number(-extent, index), [low.index(loops[0])] if positioned else []
-        else:
-            lowest, more = subi(number(0, index), count()), [count()]
+        lowest = number(-extent, index) if isinstance(extent, int) else subi(number(0, index), count())
         inside = andi(cmpi(at, lowest, predicate="ge"), cmpi(at, count(), predicate="lt"))
-        check(inside, message, [at, *more])
+        check(inside, message, [at, *([low.index(loops[0])] if where else [])], described)
 
     low.generic(loops, [Access(indices, tuple(n.name for n in loops))], None, body)
     return count

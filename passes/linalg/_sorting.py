@@ -156,8 +156,8 @@ def _check_count(low: Lowering, source: Value, axis: int, k: int) -> None:
     with low.builder:
         enough = cmpi(size(source, axis), number(k, index), predicate="ge")
         described = Described()
-        elements = f"{described.size(source, axis)} elements along axis {axis} of {described.type(source)}"
-        check(enough, f"topk: k={k} is more than the {elements}", described.values)
+        elements = f"{described.dim(buffer_type(source).shape[axis])} elements along axis {axis} of {described.type(source)}"
+        check(enough, f"topk: k={k} is more than the {elements}", (), described)
 
 
 def _selected_rows(low: Lowering, source: Value, axis: int, k: int, descending: bool) -> Callable[[Sequence[Dim]], Value]:

@@ -50,6 +50,7 @@ def test_what_holds_passes() -> None:
         ('v1=%i, message="{0} at {1}"', "{0} at 1"),
         ('v0=%a, v1=%i, message="{0} at {1}: {0}, {2}"', "-5 at 1: -5, {2}"),
         ('message=""', ""),
+        ('v0=%a, message="{0} of {2}, {3}", dims=[S, 2*S+1]', "-5 of 3, 7"),
     ],
 )
 def test_messages(check: str, message: str) -> None:
@@ -72,6 +73,8 @@ def test_what_comes_before_has_happened() -> None:
         ('v0=%more, message=""', "expected an index or i64, found bool"),
         ("v0=%a", "needs attribute 'message'"),
         ('%a, message=""', "expected one operand"),
+        ('message="", dims=[T]', "dimension T is in no parameter"),
+        ('message="", dims=[?]', "a dimension is '?'"),
     ],
 )
 def test_refused(check: str, message: str) -> None:

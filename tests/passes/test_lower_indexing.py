@@ -58,9 +58,10 @@ def test_gather_errors(bad: int) -> None:
     assert_same_error(lowered(gather_text("f32[A, 0]", "i64[B]", 1)), numbers("f32", 2, 0), np.int64([bad]))
     rank_0 = lowered(gather_text("f32[N]", "i64[]", -1))
     assert_same_error(rank_0, numbers("f32", 3), np.array(bad))
+    assert_same_error(lowered(gather_text("f32[N, 2]", "i64[B]", 0)), numbers("f32", 3, 2), np.int64([bad]))
     # where there is no room for the position, all but it is said
-    symbolic = lowered(gather_text("f32[N, D]", "i64[B, 2]", 0))[1]
-    assert error_of(symbolic, numbers("f32", 3, 2), np.int64([[0, 1], [bad, 0]])) == (
+    matrix = lowered(gather_text("f32[N, D]", "i64[B, 2]", 0))[1]
+    assert error_of(matrix, numbers("f32", 3, 2), np.int64([[0, 1], [bad, 0]])) == (
         f"gather: gather index {bad} is out of range for axis 0: expected -3 <= index < 3"
     )
 
