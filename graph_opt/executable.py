@@ -101,7 +101,7 @@ class NativeExecutable(Executable):
     def __init__(self, module: Module, graph: Graph, program: NativeProgram, load: Loader) -> None:
         super().__init__(module, graph)
         self._program = program
-        self._entry = make_entry(program, self._call, load)
+        self._entry = make_entry(program, self._call, self._fail, load)
         self.__call__ = self._call if self._entry is None else self._entry.callable  # type: ignore[method-assign]
 
     def _run(self, arrays: list[NDArray[Any]], on_operation: Callable[[Operation, Sequence[Any]], None] | None) -> list[NDArray[Any]]:
@@ -109,6 +109,9 @@ class NativeExecutable(Executable):
         if self._entry is not None:
             self._entry.adopt()
         return results
+
+    def _fail(self, state: bytes, dims: bytes) -> None:
+        raise at_location(self._program.error(state, dims), self.graph.loc)
 
 
 def _as_array(value: Any, parameter: Any) -> NDArray[Any]:

@@ -1,12 +1,15 @@
 """The fast way into a native program: a compiled function that Python calls without any Python code in between.
 
-It takes plain arrays only: of the right element type, without gaps, aligned, of fitting shape.  For everything else, and
-for errors, it calls the slow path with the same arguments, which handles it or says what is wrong.
+It takes plain arrays only: of the right element type, without gaps, aligned, of fitting shape, and apart from each other
+where one is written.  For everything else it calls the slow path with the same arguments, which handles it or says what is
+wrong.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +25,16 @@ from codegen.runtime.numpy_api import (
     RANK_OFFSET,
     SHAPE_OFFSET,
     TYPE_OFFSET,
+    WRITEABLE,
     Interface,
     find_interface,
 )
 from codegen.runtime.program import NativeProgram
+from codegen.runtime.threads import BUSY, CELL_ADDRESS, WORKERS, available_processors
 from ir.core import Constraint
 from ir.dims import Dim, UnknownDim
 from ir.interpreter import MEMORY_LIMIT
-from ir.types import TensorType
+from ir.types import MemRefType, TensorType
 
 _METH_FASTCALL_KEYWORDS = 0x0080 | 0x0002
 _RELEASE_BYTES = 1 << 14
@@ -73,17 +78,32 @@ _methods: list[Any] = []
 """Descriptions of the callables that were made; Python reads them even while it frees a callable, so they stay."""
 
 
+_entries: weakref.WeakSet[Entry] = weakref.WeakSet()
+
+
+def _free_workspaces() -> None:
+    """In a forked child: runs of other threads are not there, so they use no workspace."""
+    for entry in _entries:
+        entry.busy.value = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_workspaces)
+
+
 class Entry:
     """The native callable of a program.
 
     ``callable`` takes arrays by position and returns an array or a tuple of arrays; ``slow`` is called instead for
-    whatever it does not take.  It is valid as long as this object lives: ``slow`` must hold on to it.
+    whatever it does not take, and ``fail`` when a run has failed, with what :meth:`NativeProgram.error` takes; it raises.
+    It is valid as long as this object lives: ``slow`` must hold on to it.
     """
 
-    def __init__(self, program: NativeProgram, slow: Callable[..., Any], load: Loader, interface: Interface) -> None:
+    def __init__(self, program: NativeProgram, slow: Callable[..., Any], fail: Callable[..., Any], load: Loader, interface: Interface) -> None:
         self._program = program
         self._control = aligned_bytes(_CONTROL_BYTES)
         self._control.fill(0)
+        self.busy = ctypes.c_int32.from_address(int(self._control.ctypes.data))
         self._frame: Frame | None = None
         self.text = _Writer(program, int(self._control.ctypes.data), interface).text()
         self._code = load(self.text)
@@ -92,32 +112,32 @@ class Entry:
         _methods.append(method)
         make = ctypes.pythonapi.PyCFunction_NewEx
         make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-        self.callable: Callable[..., Any] = make(ctypes.addressof(method), slow, None)
+        _entries.add(self)
+        self.callable: Callable[..., Any] = make(ctypes.addressof(method), (slow, fail), None)
 
     def adopt(self) -> None:
         """Takes over the workspace of a finished run when it is larger than what is at hand; the slow path calls this."""
         needed = self._program.workspace_size()
-        busy = ctypes.c_int32.from_address(int(self._control.ctypes.data))
         words = (ctypes.c_uint64 * 2).from_address(int(self._control.ctypes.data) + 8)
-        if words[1] < needed and not busy.value:  # only changed by those who hold the interpreter's lock, as we do
+        if words[1] < needed and not self.busy.value:  # only changed by those who hold the interpreter's lock, as we do
             frame = self._program.lend_frame(needed)
             words[0], words[1] = frame.workspace_address, frame.workspace.size
             self._frame = frame
 
 
-def make_entry(program: NativeProgram, slow: Callable[..., Any], load: Loader) -> Entry | None:
+def make_entry(program: NativeProgram, slow: Callable[..., Any], fail: Callable[..., Any], load: Loader) -> Entry | None:
     """The fast path of a program; None where there can't be one.
 
-    There is none for programs that write to their arguments, print or run on several threads, for sizes that take more
-    than 64 bits to compute, and in a Python or numpy that is not known here.
+    There is none for programs that print, for sizes that take more than 64 bits to compute, and in a Python or numpy that
+    is not known here.  Programs with threads use those of the shared pool.
     """
-    if program.updates_arguments or program.calls_back or program.threads != 1 or program.poison:
+    if program.calls_back or program.poison:
         return None
     interface = find_interface()
     if interface is None:
         return None
     try:
-        return Entry(program, slow, load, interface)
+        return Entry(program, slow, fail, load, interface)
     except Unsupported:
         return None
 
@@ -132,9 +152,11 @@ class _Writer:
         self.out = Lines()
         self.dims = DimWriter(self.out)
         self.conditions: list[str] = []
-        self.parameter_types: list[TensorType] = []
+        self.parameter_types: list[TensorType | MemRefType] = []
+        self.data: list[str] = []
+        self.threads = program.threads or available_processors()
         for parameter in program.graph.parameters:
-            if not isinstance(parameter.type, TensorType) or any(isinstance(d, UnknownDim) for d in parameter.type.shape):
+            if not isinstance(parameter.type, TensorType | MemRefType) or any(isinstance(d, UnknownDim) for d in parameter.type.shape):
                 raise Unsupported
             self.parameter_types.append(parameter.type)
 
@@ -147,11 +169,14 @@ class _Writer:
         out.add(f"%dims = alloca i64, i64 {max(1, len(program.text.symbols))}, align 16")
         out.add(f"%shape = alloca i64, i64 {max([1, *(t.rank for t in program.result_types)])}, align 16")
         out.add(f"%state = alloca i8, i64 {STATE_BYTES}, align {ALIGNMENT}")
+        out.add("%failure = alloca ptr, i64 2, align 16")
         out.add("%no_names = icmp eq ptr %names, null")
         out.add(f"%right_count = icmp eq i64 %count, {parameters}")
         self._go_on_if(["%no_names", "%right_count"])
         sizes = [self._argument(i, t) for i, t in enumerate(self.parameter_types)]
         self._bind(sizes)
+        self._check_apart()
+        self._check_workers()
         self._shapes_of_results()
         self._workspace()
         for i in range(results):
@@ -179,7 +204,7 @@ class _Writer:
         self.out.add(f"br i1 {self.out.all_of(conditions)}, label %{following}, label %{otherwise}")
         self.out.label(following)
 
-    def _argument(self, position: int, type_: TensorType) -> list[str]:
+    def _argument(self, position: int, type_: TensorType | MemRefType) -> list[str]:
         """Checks an argument as far as that needs no other; returns registers with its sizes."""
         out = self.out
         item = self._field("ptr", "%items", 8 * position)
@@ -187,18 +212,20 @@ class _Writer:
         self._go_on_if([out.let(f"icmp eq ptr {kind}, inttoptr (i64 {self.interface.array_type} to ptr)")])
         dtype = self._field("ptr", item, DTYPE_OFFSET)
         rank = self._field("i32", item, RANK_OFFSET)
-        flags = out.let(f"and i32 {self._field('i32', item, FLAGS_OFFSET)}, {C_CONTIGUOUS | ALIGNED}")
+        wanted = C_CONTIGUOUS | ALIGNED | (WRITEABLE if self.program.updates(self.program.graph.parameters[position]) else 0)
+        flags = out.let(f"and i32 {self._field('i32', item, FLAGS_OFFSET)}, {wanted}")
         self._go_on_if(
             [
                 out.let(f"icmp eq ptr {dtype}, inttoptr (i64 {id(type_.dtype.numpy)} to ptr)"),
-                out.let(f"icmp eq i32 {rank}, {type_.rank}"),
-                out.let(f"icmp eq i32 {flags}, {C_CONTIGUOUS | ALIGNED}"),
+                out.let(f"icmp eq i32 {rank}, {len(type_.shape)}"),
+                out.let(f"icmp eq i32 {flags}, {wanted}"),
             ]
         )
         data = self._field("ptr", item, DATA_OFFSET)
         self._store_pointer(position, data)
-        shape = self._field("ptr", item, SHAPE_OFFSET) if type_.rank else ""
-        sizes = [self._field("i64", shape, 8 * axis) for axis in range(type_.rank)]
+        self.data.append(data)
+        shape = self._field("ptr", item, SHAPE_OFFSET) if type_.shape else ""
+        sizes = [self._field("i64", shape, 8 * axis) for axis in range(len(type_.shape))]
         conditions = []
         for dim, size in zip(type_.shape, sizes, strict=True):
             if isinstance(dim, int):
@@ -246,12 +273,40 @@ class _Writer:
     def _bytes(self, sizes: list[list[str]]) -> None:
         """How many bytes a run reads, roughly: decides whether others may run meanwhile."""
         total = str(sum(a.nbytes for a in self.program.stored))
+        self.sizes: list[str] = []
         for type_, found in zip(self.parameter_types, sizes, strict=True):
             count = str(type_.dtype.itemsize)
             for size in found:
                 count = self.out.let(f"mul i64 {count}, {size}")
+            self.sizes.append(count)
             total = self.out.let(f"add i64 {total}, {count}")
         self.total = total
+
+    def _check_apart(self) -> None:
+        """An array that is written must share no memory with another argument."""
+        out, parameters = self.out, self.program.graph.parameters
+        written = [i for i, p in enumerate(parameters) if self.program.updates(p)]
+        if not written:
+            return
+        starts = [out.let(f"ptrtoint ptr {d} to i64") for d in self.data]
+        ends = [out.let(f"add i64 {s}, {size}") for s, size in zip(starts, self.sizes, strict=True)]
+        conditions = []
+        for i in written:
+            for j in range(len(parameters)):
+                if j != i and (j not in written or j > i):
+                    before = out.let(f"icmp ule i64 {ends[i]}, {starts[j]}")
+                    behind = out.let(f"icmp ule i64 {ends[j]}, {starts[i]}")
+                    conditions.append(out.let(f"or i1 {before}, {behind}"))
+        self._go_on_if(conditions)
+
+    def _check_workers(self) -> None:
+        """The slow path starts the workers that a run with threads needs."""
+        if self.threads == 1:
+            return
+        out = self.out
+        out.add(f"%pool = load ptr, ptr inttoptr (i64 {CELL_ADDRESS} to ptr)")
+        self._go_on_if([out.let("icmp ne ptr %pool, null")])
+        self._go_on_if([out.let(f"icmp sge i32 {self._field('i32', '%pool', WORKERS)}, {self.threads - 1}")])
 
     def _shapes_of_results(self) -> None:
         """Sizes of the results; a negative one, or a result too large for memory, goes the slow way."""
@@ -310,20 +365,38 @@ class _Writer:
         out.add(f"call void @llvm.memset.p0.i64(ptr align {ALIGNMENT} %state, i8 0, i64 {STATE_BYTES}, i1 false)")
         total = out.let(f"add i64 {self.total}, %needed")
         out.add(f"%long = icmp ugt i64 {total}, {_RELEASE_BYTES}")
-        out.add("br i1 %long, label %alone, label %run")
+        main = f"ptr inttoptr (i64 {program.main_address} to ptr)"
         call = f"call i32 inttoptr (i64 {program.main_address} to ptr)(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 0, i64 1)"
+        statuses = ["[ %status1, %alone ]"]
+        if self.threads == 1:
+            out.add("br i1 %long, label %alone, label %run")
+            out.label("run")
+            out.add(f"%status2 = {call}")
+            out.add("br label %done")
+            statuses.append("[ %status2, %run ]")
+        else:
+            busy = out.let(f"getelementptr i8, ptr %pool, i64 {BUSY}")
+            got = out.let(f"cmpxchg ptr {busy}, i32 0, i32 1 acq_rel monotonic")
+            out.add(f"br i1 {out.let(f'extractvalue {{ i32, i1 }} {got}, 1')}, label %together, label %alone")
+            out.label("together")
+            out.add(f"%runner = load ptr, ptr inttoptr (i64 {CELL_ADDRESS + 8} to ptr)")
+            out.add(f"%thread3 = {self._call('ptr', 'PyEval_SaveThread', '')}")
+            arguments = f"ptr %pool, {main}, ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 {self.threads}"
+            out.add(f"%status3 = call i32 %runner({arguments})")
+            out.add(self._call("void", "PyEval_RestoreThread", "ptr %thread3"))
+            out.add(f"store atomic i32 0, ptr {busy} release, align 4")
+            out.add("br label %done")
+            statuses.append("[ %status3, %together ]")
         out.label("alone")
         out.add(f"%thread = {self._call('ptr', 'PyEval_SaveThread', '')}")
         out.add(f"%status1 = {call}")
         out.add(self._call("void", "PyEval_RestoreThread", "ptr %thread"))
         out.add("br label %done")
-        out.label("run")
-        out.add(f"%status2 = {call}")
-        out.add("br label %done")
         out.label("done")
-        out.add("%status = phi i32 [ %status1, %alone ], [ %status2, %run ]")
+        out.add(f"%status = phi i32 {', '.join(statuses)}")
+        failed = out.let(f"or i32 %status, {out.let('load i32, ptr %state')}")  # a thread may come back before another fails
         self._free_workspace()
-        self._go_on_if([out.let("icmp eq i32 %status, 0")], f"failed{len(program.result_types)}")
+        self._go_on_if([out.let(f"icmp eq i32 {failed}, 0")], "failed")
 
     def _free_workspace(self) -> None:
         number = len(self.out.lines)
@@ -339,30 +412,50 @@ class _Writer:
             out.add("ret ptr %result0")
             return
         tuple_ = out.let(self._call("ptr", "PyTuple_New", f"i64 {count}"))
-        self._go_on_if([out.let(f"icmp ne ptr {tuple_}, null")], f"failed{count}")
+        self._go_on_if([out.let(f"icmp ne ptr {tuple_}, null")], "no_memory")
         for i in range(count):
             out.let(self._call("i32", "PyTuple_SetItem", f"ptr {tuple_}, i64 {i}, ptr %result{i}"))
         out.add(f"ret ptr {tuple_}")
 
     def _failures(self) -> None:
-        """Gives back what is held, last first, and goes the slow way."""
+        """Gives back what is held, last first; then the slow path, or the error."""
         out, count = self.out, len(self.program.result_types)
-        out.label(f"failed{count}")
-        for i in range(count):
-            out.add(self._call("void", "Py_DecRef", f"ptr %result{i}"))
-        out.add("br label %clear")
         for position in range(count):  # no memory for this result: the workspace is held, and those before it
             out.label(f"failed{position}")
-            for i in range(position):
-                out.add(self._call("void", "Py_DecRef", f"ptr %result{i}"))
+            self._drop(position)
             self._free_workspace()
-            out.add("br label %clear")
-        out.label("clear")
-        out.add(self._call("void", "PyErr_Clear", ""))
-        out.add("br label %slow")
+            out.add(self._call("void", "PyErr_Clear", ""))  # the slow path will say it better
+            out.add("br label %slow")
         out.label("slow")
-        out.add(f"%answer = {self._call('ptr', 'PyObject_Vectorcall', 'ptr %self, ptr %items, i64 %count, ptr %names')}")
+        out.add(f"%slow_path = {self._call('ptr', 'PyTuple_GetItem', 'ptr %self, i64 0')}")
+        out.add(f"%answer = {self._call('ptr', 'PyObject_Vectorcall', 'ptr %slow_path, ptr %items, i64 %count, ptr %names')}")
         out.add("ret ptr %answer")
+        if count != 1:
+            out.label("no_memory")
+            self._drop(count)
+            out.add("ret ptr null")
+        out.label("failed")
+        self._drop(count)
+        out.add(f"%bytes0 = {self._call('ptr', 'PyBytes_FromStringAndSize', f'ptr %state, i64 {STATE_BYTES}')}")
+        out.add(f"%bytes1 = {self._call('ptr', 'PyBytes_FromStringAndSize', f'ptr %dims, i64 {8 * len(self.program.text.symbols)}')}")
+        both = [out.let(f"icmp ne ptr %bytes{i}, null") for i in range(2)]
+        self._go_on_if(both, "nothing")
+        out.add("store ptr %bytes0, ptr %failure")
+        second = out.let("getelementptr ptr, ptr %failure, i64 1")
+        out.add(f"store ptr %bytes1, ptr {second}")
+        out.add(f"%tell = {self._call('ptr', 'PyTuple_GetItem', 'ptr %self, i64 1')}")
+        out.add(f"%told = {self._call('ptr', 'PyObject_Vectorcall', 'ptr %tell, ptr %failure, i64 2, ptr null')}")
+        for i in range(2):
+            out.add(self._call("void", "Py_DecRef", f"ptr %bytes{i}"))
+        out.add("ret ptr %told")
+        out.label("nothing")
+        for i in range(2):
+            out.add(self._call("void", "Py_DecRef", f"ptr %bytes{i}"))  # which takes null
+        out.add("ret ptr null")
+
+    def _drop(self, count: int) -> None:
+        for i in range(count):
+            self.out.add(self._call("void", "Py_DecRef", f"ptr %result{i}"))
 
 
 def _is_name(dim: Dim) -> bool:

@@ -12,16 +12,18 @@ TYPE_OFFSET = 8
 DATA_OFFSET, RANK_OFFSET, SHAPE_OFFSET, STRIDES_OFFSET, DTYPE_OFFSET, FLAGS_OFFSET = 16, 24, 32, 40, 56, 64
 """Where an array keeps what compiled extensions read from it (numpy's binary interface, the same in numpy 1 and 2)."""
 
-C_CONTIGUOUS, ALIGNED = 0x1, 0x100
+C_CONTIGUOUS, ALIGNED, WRITEABLE = 0x1, 0x100, 0x400
 
 _ARRAY_TYPE, _NEW_FROM_DESCR = 2, 94  # places in numpy's table of functions, fixed since numpy 1.0
 _ABI_VERSIONS = (0x01000009, 0x02000000)
 
 _FUNCTIONS = (
+    "PyBytes_FromStringAndSize",
     "PyErr_Clear",
     "PyEval_RestoreThread",
     "PyEval_SaveThread",
     "PyObject_Vectorcall",
+    "PyTuple_GetItem",
     "PyTuple_New",
     "PyTuple_SetItem",
     "Py_DecRef",

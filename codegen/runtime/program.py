@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from codegen.runtime.abi import (
 )
 from codegen.runtime.arguments import is_plain, plain_copy, prepare, written_buffers
 from codegen.runtime.frames import Frame, Frames, aligned_bytes
-from ir.core import Graph, Value
+from ir.core import Graph, Parameter, Value
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import product
 from ir.interpreter import MEMORY_LIMIT
@@ -49,7 +50,6 @@ class _Plan:
     dims_address: int
     results: tuple[tuple[tuple[int, ...], Any], ...]
     workspace: int
-    names: dict[str, int]
 
 
 class NativeProgram:
@@ -91,10 +91,9 @@ class NativeProgram:
         self._frames = Frames(len(graph.parameters) + len(self.result_types) + len(self.stored))
         self._calls_back = any(s.kind == "print" for s in text.sites)
 
-    @property
-    def updates_arguments(self) -> bool:
-        """Whether a run may write into arrays of the caller."""
-        return bool(self._written) or any(p.inout for p in self.graph.parameters)
+    def updates(self, parameter: Parameter) -> bool:
+        """Whether a run may write into the array that the caller gives for a parameter."""
+        return parameter.inout or parameter in self._written
 
     @property
     def calls_back(self) -> bool:
@@ -156,14 +155,16 @@ class NativeProgram:
         if raised:
             raise raised[0]
         if status or ctypes.c_int32.from_address(frame.state_address + STATE_FAILED).value:  # a thread may come back before another fails
-            raise self._error(frame, plan)
+            raise self.error(ctypes.string_at(frame.state_address, STATE_BYTES), plan.dims.tobytes())
 
-    def _error(self, frame: Frame, plan: _Plan) -> GraphError:
-        site = ctypes.c_int32.from_address(frame.state_address + STATE_FAILED).value - 1
-        values = (ctypes.c_int64 * 2).from_address(frame.state_address + STATE_VALUES)
+    def error(self, state: bytes, dims: bytes) -> GraphError:
+        """What a failed run complains about, from the state that it left and the named dimensions that it had."""
+        site = int.from_bytes(state[STATE_FAILED : STATE_FAILED + 4], sys.byteorder) - 1
+        first, second = memoryview(state)[STATE_VALUES : STATE_VALUES + 16].cast("q")
         if not 0 <= site < len(self.text.sites):
             return GraphError(Diagnostic(f"graph @{self.graph.name} failed", self.graph.loc))
-        return self.text.sites[site].error(values[0], values[1], plan.names)
+        names = dict(zip(self.text.symbols, memoryview(dims).cast("q"), strict=False))
+        return self.text.sites[site].error(first, second, names)
 
     def _callback(self, raised: list[BaseException]) -> Any:
         sites = self.text.sites
@@ -202,7 +203,7 @@ class NativeProgram:
         if not 0 <= size <= MEMORY_LIMIT:
             needed = f"{size} bytes, the limit is {MEMORY_LIMIT}" if size > 0 else f"more than the limit of {MEMORY_LIMIT} bytes"
             raise GraphError(Diagnostic(f"graph @{graph.name} needs a workspace of {needed}", graph.loc))
-        return _Plan(tuple(t.dtype for t in types), dims, address, tuple(results), size, bindings)
+        return _Plan(tuple(t.dtype for t in types), dims, address, tuple(results), size)
 
 
 def check_sizes(graph: Graph, bindings: dict[str, int]) -> None:

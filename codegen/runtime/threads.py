@@ -15,6 +15,7 @@ import platform
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from codegen.runtime.abi import Loader, NativeCode
@@ -38,9 +39,13 @@ _RUN = ctypes.CFUNCTYPE(
     ctypes.c_int64,
 )
 _WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+_FLAG = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
-# The memory of a pool: the job (function, args, dims, workspace, state, threads), at +64 the i32 count of workers that
-# are done; then a box for each worker: i32 number of its job (-1: leave), i32 whether it sleeps.
+BUSY, WORKERS = 48, 52
+"""Where the memory of a pool says whether a run uses the workers, and how many there are (i32 each)."""
+
+# The memory of a pool: the job (function, args, dims, workspace, state, threads), BUSY and WORKERS, at +64 the i32 count of
+# workers that are done; then a box for each worker: i32 number of its job (-1: leave), i32 whether it sleeps.
 _TEXT = """
 declare void @llvm.x86.sse2.pause()
 
@@ -116,6 +121,20 @@ finished:
 
 end:
   ret void
+}
+
+define i32 @graph_opt_pool_take(ptr %pool) {
+  %busy = getelementptr i8, ptr %pool, i64 48
+  %pair = cmpxchg ptr %busy, i32 0, i32 1 acq_rel monotonic
+  %got = extractvalue { i32, i1 } %pair, 1
+  %taken = zext i1 %got to i32
+  ret i32 %taken
+}
+
+define i32 @graph_opt_pool_leave(ptr %pool) {
+  %busy = getelementptr i8, ptr %pool, i64 48
+  store atomic i32 0, ptr %busy release, align 4
+  ret i32 0
 }
 
 define i32 @graph_opt_pool_run(ptr %pool, ptr %function, ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 %threads) {
@@ -227,14 +246,17 @@ class Pool:
         self._code: NativeCode = loader(_pool_text())
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._code))  # a worker may be in it when the process ends
         self._work = _WORK(self._code.address("graph_opt_pool_work"))
-        self._run = _RUN(self._code.address("graph_opt_pool_run"))
+        self.run_address = self._code.address("graph_opt_pool_run")
+        self._run = _RUN(self.run_address)
+        self._take = _FLAG(self._code.address("graph_opt_pool_take"))
+        self._leave = _FLAG(self._code.address("graph_opt_pool_leave"))
         self._memory = aligned_bytes(_JOB_BYTES + _LIMIT * _BOX_BYTES)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
         self._memory.fill(0)
-        self._address = int(self._memory.ctypes.data)
+        self.address = int(self._memory.ctypes.data)
+        self._count = ctypes.c_int32.from_address(self.address + WORKERS)
         self._processors = _affinity()
         self._workers: list[threading.Thread] = []
-        self._lock = threading.Lock()
         self._closed = False
 
     @property
@@ -248,13 +270,13 @@ class Pool:
         Runs it on the caller's thread alone while another run uses the workers, and when no threads can be started.
         """
         wanted = min(threads or available_processors(), _LIMIT)
-        if wanted > 1 and self._lock.acquire(blocking=False):
+        if wanted > 1 and self._take(self.address):
             try:
                 ready = min(wanted, self._start(wanted - 1) + 1)
                 if ready > 1:
-                    return self._run(self._address, main, args, dims, workspace, state, ready)  # type: ignore[no-any-return]
+                    return self._run(self.address, main, args, dims, workspace, state, ready)  # type: ignore[no-any-return]
             finally:
-                self._lock.release()
+                self._leave(self.address)
         return main(args, dims, workspace, state, 0, 1)
 
     def _start(self, wanted: int) -> int:
@@ -269,6 +291,7 @@ class Pool:
                 break
             self._workers.append(worker)
             ready.wait()
+            self._count.value = len(self._workers)
         return len(self._workers)
 
     def _processor(self, number: int) -> int | None:
@@ -288,19 +311,25 @@ class Pool:
             with contextlib.suppress(OSError):  # a processor that has gone: then it runs anywhere
                 os.sched_setaffinity(threading.get_native_id(), {processor})
         ready.set()
-        self._work(self._address, number)
+        self._work(self.address, number)
 
     def close(self) -> None:
         """Ends the workers; runs after that use the caller's thread alone."""
-        with self._lock:
-            self._closed = True
-            boxes = (ctypes.c_int32 * (_BOX_BYTES // 4 * len(self._workers))).from_address(self._address + _JOB_BYTES)
-            for i in range(len(self._workers)):
-                boxes[i * (_BOX_BYTES // 4)] = -1
-                _wake(self._address + _JOB_BYTES + i * _BOX_BYTES)
-            for worker in self._workers:
-                worker.join(1.0)
-            self._workers = []
+        deadline = time.monotonic() + 1.0
+        while not self._take(self.address):
+            if time.monotonic() > deadline:  # a run that does not end: its threads end with the process
+                return
+            time.sleep(0.001)
+        self._closed = True
+        self._count.value = 0
+        boxes = (ctypes.c_int32 * (_BOX_BYTES // 4 * len(self._workers))).from_address(self.address + _JOB_BYTES)
+        for i in range(len(self._workers)):
+            boxes[i * (_BOX_BYTES // 4)] = -1
+            _wake(self.address + _JOB_BYTES + i * _BOX_BYTES)
+        for worker in self._workers:
+            worker.join(1.0)
+        self._workers = []
+        self._leave(self.address)
 
 
 def _wake(address: int) -> None:
@@ -312,12 +341,21 @@ def _wake(address: int) -> None:
 _shared: list[Pool] = []
 _making = threading.Lock()
 
+CELL = aligned_bytes(64)
+"""For compiled callers: the address of the shared pool's memory (0: there is none yet), and of the function that runs a job."""
+CELL_ADDRESS = int(CELL.ctypes.data)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(CELL))
+_cell = (ctypes.c_uint64 * 2).from_address(CELL_ADDRESS)
+_cell[0] = _cell[1] = 0
+
 
 def shared_pool(loader: Loader) -> Pool:
     """The pool of this process, made when it is first asked for; a forked child gets its own."""
     with _making:
         if not _shared:
-            _shared.append(Pool(loader))
+            pool = Pool(loader)
+            _shared.append(pool)
+            _cell[0], _cell[1] = pool.address, pool.run_address
         return _shared[0]
 
 
@@ -325,6 +363,7 @@ def _forget() -> None:
     """In a forked child: the parent's workers are not there, and locks may have been held."""
     global _making
     _making = threading.Lock()
+    _cell[0] = 0
     _shared.clear()
 
 

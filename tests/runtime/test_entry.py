@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import weakref
@@ -11,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from native_text import ADD, ADD_GRAPH, NO_WORKSPACE, add_program, load, native, parallel_program, shapes
+from test_updates import update_program
 
 from codegen.llvm.jit import Code
 from codegen.runtime import entry as entry_module
 from codegen.runtime.entry import Entry, make_entry
 from codegen.runtime.program import NativeProgram
+from codegen.runtime.threads import Pool, shared_pool
 from graph_opt.executable import NativeExecutable
 from ir.diagnostics import GraphError
 from ir.signature import match_arguments
@@ -28,11 +31,15 @@ class Caller:
 
     def __init__(self, program: NativeProgram) -> None:
         self.program = program
-        self.slow = 0
-        made = make_entry(program, self.run, Code.from_text)
+        self.slow = self.failed = 0
+        made = make_entry(program, self.run, self.fail, Code.from_text)
         assert made is not None
         self.entry: Entry = made
         self.call = made.callable
+
+    def fail(self, state: bytes, dims: bytes) -> None:
+        self.failed += 1
+        raise self.program.error(state, dims)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         self.slow += 1
@@ -180,7 +187,7 @@ def test_any_number_of_results(count: int) -> None:
         with pytest.raises(GraphError, match="seven"):
             caller.call(seven)
         caller.call(x)
-    assert caller.slow == 1000
+    assert caller.slow == 0 and caller.failed == 1000
     assert all(abs(sys.getrefcount(o) - b) < 20 for o, b in zip((x, seven, x.dtype, ()), before, strict=True))
 
 
@@ -249,7 +256,7 @@ def test_sizes_that_are_expressions(b: int, s: int) -> None:
 def test_sizes_that_it_does_not_take(text: str) -> None:
     graph = f"graph @main({text}) -> u8[1] {{\n  %c = constant([1]) : u8[1]\n  return %c\n}}\n"
     program = native(graph, copies(1, "%bytes = add i64 0, 1", "1"), ["B", "S"])
-    assert make_entry(program, print, Code.from_text) is None
+    assert make_entry(program, print, print, Code.from_text) is None
 
 
 def test_sizes_too_large_for_it() -> None:
@@ -259,7 +266,7 @@ def test_sizes_too_large_for_it() -> None:
     assert caller.call(empty, empty).shape == (0, 2**40) and caller.slow == 1
     graph = "graph @main(%x: u8[A, B, C, D]) -> u8[A*B*C*D] {\n  %y = reshape(%x, shape=[-1])\n  return %y\n}\n"
     program = native(graph, copies(1, "%bytes = add i64 0, 1", "1"), ["A", "B", "C", "D"])
-    assert make_entry(program, print, Code.from_text) is None
+    assert make_entry(program, print, print, Code.from_text) is None
 
 
 def test_a_result_too_large_for_memory() -> None:
@@ -306,15 +313,15 @@ def test_a_workspace_in_use_is_left_alone() -> None:
 
 
 def test_no_entry_for_what_it_can_not_do() -> None:
-    inout = ADD_GRAPH.replace("%y: f32[B, 3]", "%y: f32[B, 3] inout")
-    for program in (native(inout, ADD, ["B"]), add_program(threads=2), add_program(poison=True)):
-        assert make_entry(program, print, Code.from_text) is None
+    graph = "graph @main(%x: f32[B, 3], %y: f32[B, 3]) -> f32[B, 3] {\n  print(%x)\n  return %y\n}\n"
+    for program in (native(graph, ADD, ["B"], {"print": ""}), add_program(poison=True)):
+        assert make_entry(program, print, print, Code.from_text) is None
 
 
 def test_an_unknown_numpy_has_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_module, "find_interface", lambda: None)
     program = add_program()
-    assert make_entry(program, print, Code.from_text) is None
+    assert make_entry(program, print, print, Code.from_text) is None
     executable = NativeExecutable(load(ADD_GRAPH), program.graph, program, Code.from_text)
     np.testing.assert_array_equal(executable(X, X), X * 2)
 
@@ -353,9 +360,121 @@ def test_slow_paths_that_raise_anything() -> None:
     def slow(*args: Any, **kwargs: Any) -> Any:
         raise Odd(len(args), sorted(kwargs))
 
-    made = make_entry(add_program(), slow, Code.from_text)
+    made = make_entry(add_program(), slow, slow, Code.from_text)
     assert made is not None
     with pytest.raises(Odd) as caught:
         made.callable(X, z=1)
     assert caught.value.args == (1, ["z"])
     assert made.callable(X, X)[0, 1] == 2
+
+
+# -- programs that write to arguments ----------------------------------------------------------------------------------
+
+
+def test_inout_arrays_that_lie_apart() -> None:
+    caller = Caller(update_program())
+    cache, x = np.zeros(8, f), f([5])
+    address = cache.ctypes.data
+    for p in range(8):
+        x[:] = p
+        assert caller.call(cache, x, np.array(p)) == p
+    assert cache.tolist() == list(range(8)) and cache.ctypes.data == address and caller.slow == 0
+
+
+@pytest.mark.parametrize(("value", "slow"), [(slice(0, 1), True), (slice(7, 8), True), (slice(8, 9), False)])
+def test_inout_arrays_that_overlap(value: slice, slow: bool) -> None:
+    caller = Caller(update_program())
+    base = np.arange(9, dtype=f)
+    before = base[value][0]
+    assert caller.call(base[:8], base[value], np.array(7)) == before
+    assert base[7] == before and caller.slow == slow
+
+
+def test_inout_arrays_that_can_not_be_written() -> None:
+    caller = Caller(update_program())
+    cache = np.zeros(8, f)
+    caller.call(cache[::2], f([5]), np.array(1))
+    assert cache[2] == 5 and caller.slow == 1
+    cache.setflags(write=False)
+    with pytest.raises(GraphError, match="read-only"):
+        caller.call(cache, f([5]), np.array(1))
+    assert caller.slow == 2
+
+
+def test_a_failed_run_is_not_run_again() -> None:
+    """It would update its argument twice."""
+    graph = "graph @main(%c: i64[1] inout) -> i64[1] {\n  %y = neg(%c)\n  return %y\n}\n"
+    code = f"""
+define i32 @f(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 %thread, i64 %threads) {{
+  %c = load ptr, ptr %args
+  %v = load i64, ptr %c
+  %w = add i64 %v, 1
+  store i64 %w, ptr %c
+  store i32 1, ptr %state
+  %place = getelementptr i64, ptr %state, i64 1
+  store i64 %w, ptr %place
+  ret i32 0
+}}
+{NO_WORKSPACE}{shapes("1")}
+"""
+    caller = Caller(native(graph, code, [], {"neg": "counted to {0}"}))
+    c = np.zeros(1, np.int64)
+    before = sys.getrefcount(c)
+    for n in range(1, 1000):
+        with pytest.raises(GraphError, match=f":2:8: error: neg: counted to {n}\n"):
+            caller.call(c)
+    assert caller.slow == 0 and caller.failed == 999 and sys.getrefcount(c) == before
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+def the_pool() -> Pool:
+    return shared_pool(Code.from_text)
+
+
+def test_runs_on_threads() -> None:
+    caller = Caller(parallel_program(threads=2, pool=the_pool))
+    x = np.arange(1000)
+    for _ in range(300):
+        np.testing.assert_array_equal(caller.call(x), x + x[::-1])
+    assert caller.slow == 1  # starts the workers, brings the workspace
+
+
+def test_callers_with_threads_at_the_same_time() -> None:
+    callers = [Caller(parallel_program(threads=2, pool=the_pool)) for _ in range(2)]
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        for i in range(200):
+            x = np.random.default_rng(i).integers(0, 99, 1 + (37 * i * seed) % 3000)
+            if not np.array_equal(callers[(seed + i) % 2].call(x), x + x[::-1]):
+                wrong.append(f"caller {seed}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not wrong and not any(t.is_alive() for t in threads)
+
+
+def test_a_forked_child() -> None:
+    caller = Caller(parallel_program(threads=2, pool=the_pool))
+    x = np.arange(100)
+    for _ in range(3):
+        caller.call(x)
+    caller.entry.busy.value = 1  # as if another thread were in the middle of a run
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            slow = caller.slow
+            same = all(np.array_equal(caller.call(x), x + x[::-1]) for _ in range(5))
+            status = 0 if same and caller.slow == slow + 1 else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    slow = caller.slow
+    np.testing.assert_array_equal(caller.call(x), x + x[::-1])
+    assert caller.slow == slow + 1
