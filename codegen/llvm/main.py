@@ -184,7 +184,10 @@ class MainWriter(Writer):
         serial, join = self.label("serial"), self.label("join")
         self.line(f"br i1 %first, label %{serial}, label %{join}")
         self.place(serial)
+        level = self.levels[-1]
+        known = dict(level.cache)
         write()
+        level.cache = known  # what was computed here is not known to the other threads
         self.line(f"br label %{join}")
         self.place(join)
 
