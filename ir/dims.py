@@ -307,6 +307,10 @@ def substitute(dim: Dim, bindings: Mapping[str, Dim]) -> Dim:
     """``dim`` with names replaced; names that ``bindings`` lacks stay."""
     if not isinstance(dim, DimExpr):
         return dim
+    if len(dim.terms) == 1 and dim.terms[0][1] == 1 and len(dim.terms[0][0]) == 1:
+        alone = dim.terms[0][0][0]
+        if isinstance(alone, str):  # a name: most expressions are
+            return bindings.get(alone, dim)
     total: Dim = 0
     for monomial, coefficient in dim.terms:
         value: Dim = coefficient
