@@ -75,9 +75,12 @@ class Kit:
 
     # -- pieces of expansions --------------------------------------------------------------------------------------
 
-    def polynomial(self, x: Value, coefficients: Sequence[float], name: str) -> Value:
-        """By Horner's rule in fused multiply-adds; the coefficients are written lowest power first."""
-        numbers = [self.f(c, f"{name}{power}") for power, c in enumerate(coefficients)]
+    def polynomial(self, x: Value, coefficients: Sequence[float], name: str, first: int = 0) -> Value:
+        """By Horner's rule in fused multiply-adds; the coefficients are written lowest power first.
+
+        They are called ``name`` with numbers from ``first`` on.
+        """
+        numbers = [self.f(c, f"{name}{power}") for power, c in enumerate(coefficients, first)]
         result = numbers[-1]
         for number in reversed(numbers[:-1]):
             result = fma(result, x, number)

@@ -31,7 +31,7 @@ _ROOT_HALF = 0x3F3504F3  # bits of sqrt(0.5)
 _EXPONENT = -0x00800000  # a mask
 
 
-def _exponent(kit: Kit, x: Value) -> Value:
+def exponent_bits(kit: Kit, x: Value) -> Value:
     """The exponent of x / m, with sqrt(0.5) <= m < sqrt(2), where the bits of a float have it."""
     shifted = subi(to_bits(x), kit.i(_ROOT_HALF, "root_half_bits"))
     return andi(shifted, kit.i(_EXPONENT, "exponent_mask"))  # type: ignore[no-any-return]
@@ -52,13 +52,18 @@ def _special(kit: Kit, x: Value, result: Value, pole: float, name: str) -> Value
     return select(cmpf(x, start, predicate="lt"), kit.f(math.nan, "nan"), result)  # type: ignore[no-any-return]
 
 
-def log(kit: Kit, x: Value) -> Value:
-    """Denormals are multiplied by 2**23 first, so that their bits are like those of others."""
+def normalized(kit: Kit, x: Value) -> tuple[Value, Value]:
+    """Denormals are multiplied by 2**23, so that their bits are like those of others; and bits to add to exponents for that."""
     denormal = cmpf(x, kit.f(2.0**-126, "least_normal"), predicate="lt")
     normal = select(denormal, mulf(x, kit.f(2.0**23, "two_23")), x)
-    exponent = _exponent(kit, normal)
+    return normal, select(denormal, kit.i(-(23 << 23), "two_23_exponent"), kit.i(0, "no_bits"))
+
+
+def log(kit: Kit, x: Value) -> Value:
+    """n ln(2) + log(m) with x = 2**n m."""
+    normal, moved = normalized(kit, x)
+    exponent = exponent_bits(kit, normal)
     f = subf(from_bits(subi(to_bits(normal), exponent)), kit.f(1.0, "one"))
-    moved = select(denormal, kit.i(-(23 << 23), "two_23_exponent"), kit.i(0, "no_bits"))
     return _special(kit, x, _finish(kit, f, addi(exponent, moved)), 0.0, "zero")
 
 
@@ -67,7 +72,7 @@ def log1p(kit: Kit, x: Value) -> Value:
 
     1 / 2**n may be denormal, four times that is not.
     """
-    exponent = _exponent(kit, addf(x, kit.f(1.0, "one")))
+    exponent = exponent_bits(kit, addf(x, kit.f(1.0, "one")))
     part = from_bits(subi(to_bits(x), exponent))
     scale = from_bits(subi(kit.i(0x40800000, "four_bits"), exponent))
     f = addf(part, fma(scale, kit.f(0.25, "quarter"), kit.f(-1.0, "minus_one")))

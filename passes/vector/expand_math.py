@@ -17,9 +17,10 @@ from passes.vector._error import erf, erfc, gelu, normcdf
 from passes.vector._exponential import exp, expm1, tanh
 from passes.vector._kit import Kit, with_dtype
 from passes.vector._logarithm import log, log1p, rsqrt
+from passes.vector._power import powf
 
-EXPANSIONS: dict[str, Callable[[Kit, Value], Value]] = {
-    f"math.{function.__name__}": function for function in (exp, expm1, tanh, erf, erfc, normcdf, gelu, log, log1p, rsqrt)
+EXPANSIONS: dict[str, Callable[..., Value]] = {
+    f"math.{function.__name__}": function for function in (exp, expm1, tanh, erf, erfc, normcdf, gelu, log, log1p, rsqrt, powf)
 }
 """By full name of the operation: what builds it from simpler ones, for f32."""
 
@@ -38,7 +39,7 @@ class ExpandMath(Pass):
         %y.sqrt = math.sqrt(%x) : vector<f32[16]>
         %y = arith.divf(%one, %y.sqrt) : vector<f32[16]>
 
-    exp, expm1, tanh, erf, erfc, normcdf, gelu, log, log1p and rsqrt become straight code of arithmetic that rounds once (with fused
+    exp, expm1, tanh, erf, erfc, normcdf, gelu, log, log1p, rsqrt and powf become straight code of arithmetic that rounds once (with fused
     multiply-adds), comparisons, choices and shifts: no calls, no tables, no branches.  So a vector is computed at once, and an
     interpreter and a compiler get the same bits.  Constants are made once, at the top of the graph.
 
@@ -85,10 +86,10 @@ def _found(graph: Graph, wanted: frozenset[str]) -> list[Operation]:
 
 
 def _expand(op: Operation, kit: Kit) -> None:
-    (x,) = op.operands
-    assert isinstance(x.type, (ScalarType, VectorType))
-    narrow = x.type.dtype
+    type_ = op.result.type
+    assert isinstance(type_, (ScalarType, VectorType))
+    stored_wide = type_.dtype == f32
     with Builder.before_op(op):
-        wide = x if narrow == f32 else extf(x, result_type=with_dtype(x, f32))
-        y = EXPANSIONS[op.name](kit, wide)
-        replace_op(op, [y if narrow == f32 else truncf(y, result_type=op.result.type)])
+        wide = [x if stored_wide else extf(x, result_type=with_dtype(x, f32)) for x in op.operands]
+        y = EXPANSIONS[op.name](kit, *wide)
+        replace_op(op, [y if stored_wide else truncf(y, result_type=type_)])

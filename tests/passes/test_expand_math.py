@@ -156,7 +156,7 @@ def test_errors(function: str) -> None:
 
 
 def test_every_expansion_is_measured() -> None:
-    assert {f"math.{n}" for n in BOUNDS} == set(EXPANSIONS) and set(BOUNDS) == set(EXACT) == set(SPECIAL) == set(RANGES)
+    assert {f"math.{n}" for n in (*BOUNDS, "powf")} == set(EXPANSIONS) and set(BOUNDS) == set(EXACT) == set(SPECIAL) == set(RANGES)
 
 
 @pytest.mark.parametrize("function", SPECIAL)
@@ -178,6 +178,87 @@ def test_outside_the_domain() -> None:
     assert np.isnan(expanded("log", x)).all() and np.isnan(expanded("rsqrt", x)).all()
     found = expanded("log1p", x)
     assert found[0] == -np.inf and found[1] == x[1] and np.isnan(found[2:]).all()
+
+
+def power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """powf as it is expanded."""
+    n = len(x)
+    module = load(f"""\
+graph @main(%A: memref<f32[{n}]>, %B: memref<f32[{n}]>, %C: memref<f32[{n}]>) {{
+  %x = vector.load(%A[0:+{n}]) : vector<f32[{n}]>
+  %y = vector.load(%B[0:+{n}]) : vector<f32[{n}]>
+  %z = math.powf(%x, %y) : vector<f32[{n}]>
+  vector.store(%z, %C[0:+{n}])
+  return
+}}
+""")
+    assert ExpandMath().run(module, PassContext())
+    result = np.zeros_like(x)
+    Interpreter(module).run(module.main, [x, y, result])
+    return result
+
+
+def pairs(kind: str) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(4)
+    count = 40_000
+    x = np.exp2(generator.uniform(-149, 128, count))
+    if kind == "any bits":
+        x, y = generator.integers(0, 2**32, (2, count), dtype=np.uint64).astype(np.uint32).view(np.float32)
+    elif kind == "any result":
+        y = generator.uniform(-150, 130, count) / np.log2(x)
+    elif kind == "large exponents":
+        x = 1 + generator.normal(size=count) * 10 ** generator.uniform(-7, -1, count)
+        y = generator.uniform(-150, 130, count) / np.log2(np.abs(x.astype(np.float32)) + 1e-9)
+    else:
+        x, y = generator.normal(size=count) * 5, generator.integers(-20, 21, count)
+        if kind == "halves":
+            y = y / 2
+    with np.errstate(all="ignore"):
+        return x.astype(np.float32), y.astype(np.float32)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", ["any bits", "any result", "large exponents", "integers", "halves"])
+def test_errors_of_powers(kind: str) -> None:
+    x, y = pairs(kind)
+    found, exact = power(x, y), np.power(x.astype(np.float64), y.astype(np.float64))
+    rounded = exact.astype(np.float32)
+    finite = np.isfinite(rounded)
+    assert np.array_equal(found[~finite], rounded[~finite], equal_nan=True)
+    assert np.array_equal(np.signbit(found[finite]), np.signbit(rounded[finite]))
+    assert ulps(found[finite], exact[finite]).max() <= 1.0
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_special_powers() -> None:
+    line = [0.0, 1.0, np.inf, np.nan, 0.5, 2.0, 3.0, 1e-45, 3e38, 1.5, 2.0**24, 2.0**24 - 1, 2.0**23 + 1, 1e30, 2.5, 127.0, 128.0, 149.0, 150.0]
+    line += [1 + 2.0**-23, 1 - 2.0**-24]
+    x, y = (a.reshape(-1) for a in np.meshgrid(*[np.array([*line, *(-v for v in line)], np.float32)] * 2))
+    found, want = power(x, y), np.power(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
+    assert np.array_equal(np.isnan(found), np.isnan(want))
+    numbers = ~np.isnan(want)
+    assert np.array_equal(np.signbit(found)[numbers], np.signbit(want)[numbers])
+    exact = ~np.isfinite(want) | (want == 0) | (np.abs(want) == 1)
+    assert np.array_equal(found[numbers & exact], want[numbers & exact])
+    assert np.allclose(found[numbers & ~exact], want[numbers & ~exact], rtol=2e-7, atol=2e-45)
+
+
+def test_powers_broadcast() -> None:
+    text = """\
+graph @main(%A: memref<f32[4]>, %B: memref<f32[]>, %C: memref<f32[3, 4]>) {
+  %x = vector.load(%A[0:+4]) : vector<f32[4]>
+  %y = memref.load(%B[]) : f32
+  %v = vector.broadcast(%y) : vector<f32[3, 1]>
+  %z = math.powf(%x, %v) : vector<f32[3, 4]>
+  %w = math.powf(%y, %z) : vector<f32[3, 4]>
+  vector.store(%w, %C[0:+3, 0:+4])
+  return
+}
+"""
+    module = optimize(text, "expand-math")
+    x, y, result = np.array([1, 2, 3, 0.5], np.float32), np.array(1.5, np.float32), np.zeros((3, 4), np.float32)
+    Interpreter(module).run(module.main, [x, y, result])
+    assert np.allclose(result, np.broadcast_to(y ** (x**y), (3, 4)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("function", BOUNDS)
@@ -248,14 +329,15 @@ def test_what_is_left() -> None:
     text = "graph @main(%A: memref<f32[4]>, %C: memref<f32[4]>) {\n  %x = vector.load(%A[0:+4]) : vector<f32[4]>\n"
     for function in BOUNDS:
         text += f"  %{function} = math.{function}(%x) : vector<f32[4]>\n  vector.store(%{function}, %C[0:+4])\n"
+    text += "  %powf = math.powf(%x, %exp) : vector<f32[4]>\n  vector.store(%powf, %C[0:+4])\n"
     module = optimize(text + "  return\n}\n", "expand-math")
     names = set(operations(module))
-    assert {n for n in names if n.startswith("math.")} == {"math.fma", "math.absf", "math.copysign", "math.sqrt"}
+    assert {n for n in names if n.startswith("math.")} == {"math.fma", "math.absf", "math.copysign", "math.sqrt", "math.roundeven"}
     assert {str(r.type).split("<")[-1].split("[")[0] for op in module.walk() for r in op.results} == {"f32", "i32", "bool"}
     assert all(op.block is module.main.block for op in module.walk())
 
 
-SIZES = {"exp": 20, "expm1": 21, "tanh": 25, "erf": 25, "erfc": 38, "normcdf": 38, "gelu": 40, "log": 27, "log1p": 26, "rsqrt": 12}
+SIZES = {"exp": 20, "expm1": 21, "tanh": 25, "erf": 25, "erfc": 39, "normcdf": 39, "gelu": 41, "log": 27, "log1p": 26, "rsqrt": 12}
 
 
 @pytest.mark.parametrize("function", SIZES)
