@@ -204,4 +204,6 @@ def _steps_by(name: str, size: int, graph: Graph) -> bool:
 
 def _is_written(buffer: Value, nest: Operation) -> bool:
     memory = memory_of(buffer)
+    if memory.kind == "tensor":
+        return False  # nothing can write it
     return any(a.writes and alias(a.memory, memory) != "never" for a in all_accesses([nest]))

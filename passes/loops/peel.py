@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ir.core import DROPPED, Graph, Module, Operation, Value
+from ir.core import DROPPED, Block, Graph, Module, Operation
 from ir.dims import Dim, DimExpr, DimFunction, dim_max, dim_min, substitute
 from ir.layout import RangeArg
 from ir.rewriter import is_pure, walk_graphs
 from passes.infra.base import Pass, PassContext
+from passes.loops._dependence import Dependence
 from passes.loops._loops import (
     Form,
-    accesses,
     body,
     change_form,
     clone_before,
@@ -29,7 +30,6 @@ from passes.loops._loops import (
     read_layout,
     remainder,
     replace_atom,
-    root_buffer,
     set_initial_values,
     set_range,
     single_range,
@@ -38,6 +38,7 @@ from passes.loops._loops import (
     variable,
     write_layout,
 )
+from passes.loops._memory import alias, all_accesses
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,10 @@ class Peel(Pass):
     out.  In the pieces of the remainder the variable only stands for where the inner loop starts; everywhere else the
     start of the last tile takes its place, so what was packed by whole tiles is read right.
 
-    Whole tiles and one clamped rest run in the same order as before.  Smaller pieces are made only where the inner loop
-    is the only thing with an effect, inside parallel loops at most: then rounds of different pieces are independent, or
-    (of a serial loop directly around the inner one) stay in order.
+    Whole tiles and one clamped rest run in the same order as before.  Smaller pieces are made only where the loops inside
+    are all that has an effect, and one of these holds: there is one, inside parallel loops at most; or one, directly
+    inside, that goes on from what the outer loop carries; or rounds depend on each other only where the inner variable has
+    the same value (the dependence test).  The statistics count other loops.
     """
 
     loop: str = "n.tile"
@@ -143,8 +145,8 @@ class Tiles:
         start = value_symbol(variable(loop))
         limits = (start + bounds.step, *minimum_terms(bounds.stop))
         ends: dict[Dim, None] = {}
-        for op in loop.walk():
-            for inner in ranges(op) if is_loop(op) and op is not loop else ():
+        for op in reversed(variable(loop).users):
+            for inner in ranges(op) if is_loop(op) else ():
                 terms = minimum_terms(inner.stop)
                 if inner.start == start and len(terms) > 1 and limits[0] in terms and all(t in limits for t in terms):
                     ends[inner.stop] = None
@@ -153,7 +155,7 @@ class Tiles:
     def inner(self) -> list[Operation]:
         """The loops that run through a tile."""
         start = value_symbol(variable(self.loop))
-        return [op for op in self.loop.walk() if is_loop(op) and any(self._is_tile(r, start) for r in ranges(op))]
+        return [op for op in reversed(variable(self.loop).users) if is_loop(op) and any(self._is_tile(r, start) for r in ranges(op))]
 
     def _is_tile(self, bounds: RangeArg, start: Dim) -> bool:
         return bounds.start == start and bounds.step == 1 and bounds.stop in self.ends
@@ -161,29 +163,54 @@ class Tiles:
     def can_split(self) -> bool:
         """Whether a tile may be run in pieces, one after the other."""
         inner = self.inner()
-        if len(inner) != 1 or single_range(inner[0]) is None or plain_uses(variable(self.loop)):
+        if any(single_range(i) is None for i in inner) or plain_uses(variable(self.loop)) or not self._only_effects(body(self.loop), inner):
             return False
-        if initial_values(self.loop) and parent(inner[0]) is not self.loop:
-            return False
-        around = parent(inner[0])
+        if initial_values(self.loop) or any(i.results for i in inner):
+            return self._carries_on(inner)
+        return (len(inner) == 1 and self._stands_in_parallel_loops(inner[0])) or self._is_independent(inner)
+
+    def _carries_on(self, inner: Sequence[Operation]) -> bool:
+        """Whether the one loop inside goes on from what the outer one carries, and nothing else does."""
+        block = body(self.loop)
+        return (
+            len(inner) == 1
+            and block.terminator is not None
+            and initial_values(inner[0]) == block.arguments[1:]
+            and block.terminator.operands == list(inner[0].results)
+        )
+
+    def _stands_in_parallel_loops(self, inner: Operation) -> bool:
+        around = parent(inner)
         while around is not None and around is not self.loop:
             if around.name != "scf.parallel":
                 return False
             around = parent(around)
-        written = {root_buffer(a.buffer) for op in inner[0].walk() if op.name.endswith(".store") for a in accesses(op)}
-        return self._only_effect(self.loop, inner[0], written)
+        return True
 
-    def _only_effect(self, loop: Operation, inner: Operation, written: set[Value]) -> bool:
-        for op in body(loop):
-            if op is inner or op.definition.is_terminator:
+    def _is_independent(self, inner: Sequence[Operation]) -> bool:
+        """Whether rounds of the loops inside depend on each other only where the variable has the same value."""
+        if any(is_loop(op) and any(o in inner for o in op.walk()) for i in inner for op in body(i)):
+            return False
+        reached = [(variable(i), all_accesses(body(i))) for i in inner]
+        for (source, before), (sink, after) in itertools.product(reached, reached):
+            for a, b in itertools.product(before, after):
+                if (a.writes or b.writes) and any(d != ("=",) for d in Dependence(a, b, [(source, sink)], body(self.loop)).directions()):
+                    return False
+        return True
+
+    def _only_effects(self, block: Block, inner: Sequence[Operation]) -> bool:
+        """Whether all else in a block may run again for every piece: it reads what doesn't change, at most."""
+        written = [a for i in inner for a in all_accesses([i]) if a.writes]
+        for op in block:
+            if op in inner or op.definition.is_terminator or op.name == "memref.alloc":
                 continue
-            if is_loop(op) and any(o is inner for o in op.walk()):
-                if not self._only_effect(op, inner, written):
+            if op.regions and any(o in inner for o in op.walk()):
+                if not all(self._only_effects(region.block, inner) for region in op.regions):
                     return False
-            elif op.name.endswith(".load"):
-                if any(root_buffer(a.buffer) in written for a in accesses(op)):
+            elif op.name in ("memref.load", "vector.load"):
+                if any(alias(a.memory, w.memory) != "never" for a in all_accesses([op]) for w in written):
                     return False
-            elif op.name != "memref.alloc" and not is_pure(op):
+            elif not is_pure(op):
                 return False
         return True
 
@@ -247,7 +274,7 @@ class Tiles:
                 return RangeArg(here, dim_min(here + piece.step, *(() if piece.whole else limits)), form.step)
             return change_form(form, lambda dim: substitute(dim, bindings))
 
-        for op in [o for outer in body(copy) for o in outer.walk() if has_layout(o)]:
+        for op in [o for o in variable(copy).users if has_layout(o)]:
             forms = read_layout(op)
             new = [change_form(f, whole) if piece.step == self.step else part(f) for f in forms]
             if new != forms:
