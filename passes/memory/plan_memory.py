@@ -86,7 +86,7 @@ def _blocks(lifetimes: Lifetimes) -> list[Block]:
     """Buffers in order of their first use, joined with the one whose memory they may take over."""
     blocks: list[Block] = []
     ending: dict[int, list[Block]] = {}
-    for buffer in sorted(lifetimes.buffers, key=lambda b: b.first):
+    for buffer in sorted(lifetimes.buffers, key=lambda b: (b.first, b.last)):
         nest = lifetimes.order[buffer.first]
         candidates = ending.get(buffer.first, [])
         block = next((b for b in candidates if may_take_over(nest, lifetimes.names, b.buffers[-1], buffer)), None)
@@ -96,8 +96,7 @@ def _blocks(lifetimes: Lifetimes) -> list[Block]:
         else:
             candidates.remove(block)
         block.buffers.append(buffer)
-        if buffer.last > buffer.first:
-            ending.setdefault(buffer.last, []).append(block)
+        ending.setdefault(buffer.last, []).append(block)
     return blocks
 
 
