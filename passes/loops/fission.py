@@ -257,11 +257,11 @@ class _Parts:
         inner = self._second_band(suffix, replaced)
         names: dict[str, Dim] = {f"%{old.name}": value_symbol(new) for old, new in replaced.items()}
         target = body(inner)
-        keep = Builder(self.block, self.block.terminator, loc=self.band[0].loc)
         take = Builder(target, loc=self.band[0].loc)
         for value, access in places.items():
             operands, layout = number_layout([value, access], self.graph)
             attributes: Any = {LAYOUT: layout}
+            keep = Builder(self.block, self._end_of(value, access), loc=self.band[0].loc)
             keep.create(REGISTRY["memref.store"], operands, attributes, result_types=())
             moved = Access(access.buffer, tuple(IndexExpr(substitute(i.expr, names)) for i in access.indices))
             operands, layout = number_layout([moved], self.graph)
@@ -277,6 +277,15 @@ class _Parts:
                 for use in nested.operand_uses:
                     use.set(replaced.get(use.value, use.value))
         end_loop(inner)
+
+    def _end_of(self, value: Value, access: Access) -> Operation | None:
+        """The operation in front of which a value is stored: at once, unless the first part still uses the output."""
+        op = value.defining_op
+        assert op is not None
+        behind = self.first[self.first.index(op) + 1 :]
+        memory = memory_of(access.buffer)
+        free = all(alias(memory, a.memory) == "never" for a in all_accesses(behind))
+        return op.next if free else self.block.terminator
 
     def _second_band(self, suffix: str, replaced: dict[Value, Value]) -> Operation:
         """Loops like those of the band, behind it; returns the innermost one, which has no end yet."""

@@ -94,6 +94,16 @@ def test_two_values() -> None:
     assert allocs(after) == ["memref<f32[M, N]>"]
     assert tags(after) == ["m", "n", "k", "k", "m.e", "n.e"]
 
+    def in_first_band(body: str) -> list[str]:
+        text = band(body.replace("%C[", "%X[")).replace("  scf.parallel(%i", "  %X = memref.alloc() : memref<f32[M, N]>\n  scf.parallel(%i", 1)
+        after = changed(text.replace("  return", "  memref.copy(%X, %C)\n  return"), SPLIT, SIZES)
+        return next([inner.name for inner in op.regions[0].block] for op in after.walk() if tag_of(op) == "n")
+
+    assert in_first_band(body)[1:5] == ["scf.for", "memref.store", "scf.for", "memref.store"]
+    reads = body.replace("%A[%i, %k2]", "%C[%i, %j]")  # the output is still read behind the first value
+    reads = reads.replace("%p = scf", "memref.store(%zero, %C[%i, %j])\n%p = scf")
+    assert in_first_band(reads)[1:6] == ["scf.for", "memref.store", "scf.for", "memref.store", "memref.store"]
+
 
 def test_two_outputs() -> None:
     parameters = "%A: memref<f32[M, N]>, %C: memref<f32[M, N]>"
