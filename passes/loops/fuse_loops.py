@@ -38,10 +38,11 @@ class FuseLoops(Pass):
           yield
         }
 
-    Two loops of one kind, with tags among ``loop`` and equal bounds, are fused when only operations without effect (and new
-    buffers) stand between them, which move in front, and the second one uses no result of the first.  No dependence may
-    be broken: two accesses may mean the same memory in the same round only; in serial loops also in a later round of
-    the second one.  Serial loops carry the values of both afterwards.  The first one's tag stays.
+    Two loops with tags among ``loop`` and equal bounds are fused when only operations without effect (and new buffers)
+    stand between them, which move in front, and the second one uses no result of the first.  No dependence may be
+    broken: two accesses may mean the same memory in the same round only; in serial loops also in a later round of the
+    second one.  Serial loops carry the values of both afterwards; a serial and a parallel loop with one range become a
+    serial one, with its tag.  Otherwise the first one's tag stays.
 
     Loops inside are fused after those around them; the statistics tell why neighbours stay apart.
     """
@@ -81,14 +82,17 @@ class FuseLoops(Pass):
         other = loop.next
         while other is not None and not is_loop(other):
             other = other.next
-        return other if other is not None and other.name == loop.name and tag_of(other) in self.loop else None
+        return other if other is not None and tag_of(other) in self.loop else None
 
 
 def _obstacle(first: Operation, second: Operation) -> str | None:
     """Why two neighbours may not be fused."""
     assert first.block is not None
-    if ranges(first) != ranges(second) or first.attributes.get("mapping") != second.attributes.get("mapping"):
+    if ranges(first) != ranges(second):
         return "their ranges differ"
+    mixed = first.name != second.name
+    if first.attributes.get("mapping") != second.attributes.get("mapping") or (mixed and len(ranges(first)) > 1):
+        return "their kinds differ"
     results = set(first.results)
     for op in _between(first, second):
         if not (is_pure(op) or op.name == "memref.alloc") or op.definition.traps:
@@ -100,7 +104,7 @@ def _obstacle(first: Operation, second: Operation) -> str | None:
     if has_other_effect(first) and has_other_effect(second):
         return "the order of effects would change"
     pairs = list(zip(variables_of(first), variables_of(second), strict=True))
-    broken = {"<", ">"} if first.name == "scf.parallel" else {">"}
+    broken = {"<", ">"} if first.name == second.name == "scf.parallel" else {">"}
     for directions in conflicts(all_accesses([first]), all_accesses([second]), pairs, first.block):
         if broken.intersection(directions):
             return "a dependence would be broken"
@@ -124,6 +128,9 @@ def _merge(first: Operation, second: Operation) -> None:
         move_into(op, block, first)
     for old, new in zip(variables_of(second), variables_of(first), strict=True):
         old.replace_all_uses_with(new)
+    if first.name != second.name and second.name == "scf.for":
+        first.definition = second.definition
+        first.attributes = {**first.attributes, "tag": tag_of(second)}
     carried = _carry_more(first, second)
     yielded = source.terminator
     assert yielded is not None and target.terminator is not None

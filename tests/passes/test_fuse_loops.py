@@ -115,6 +115,46 @@ def test_reductions() -> None:
     assert left(text.replace("{}", "%s"), FUSE) == ["loops not fused: the second one needs the result of the first"]
 
 
+def test_a_serial_and_a_parallel_loop() -> None:
+    """An element-wise loop and the sum over it, in both orders, as in a softmax."""
+    text = program("""
+  %X = memref.alloc() : memref<f32[M]>
+  %E = memref.alloc() : memref<f32[M]>
+  memref.copy(%A, %X)
+  %zero = arith.constant(0.0) : f32
+  scf.parallel(%i = 0 to M, tag="i") {
+    %x = memref.load(%X[%i]) : f32
+    %e = math.exp(%x) : f32
+    memref.store(%e, %E[%i])
+    yield
+  }
+  %s = scf.for(%k = 0 to M, %acc = %zero, tag="j") {
+    %a = memref.load(%E[%k]) : f32
+    %t = arith.addf(%acc, %a) : f32
+    yield %t
+  } : f32
+  scf.parallel(%p = 0 to M, tag="i") {
+    %y = memref.load(%E[%p]) : f32
+    %q = arith.mulf(%y, {}) : f32
+    memref.store(%q, %C[%p])
+    yield
+  }""", "%A: memref<f32[M]>, %C: memref<f32[M]>").replace("  return", "memref.store(%s, %C[0])\n  return")
+    sizes = [{"M": m} for m in (1, 2, 5)]
+    after = changed(text.replace("{}", "%s"), f"{FUSE},forward-stores", sizes)
+    assert [op.name for op in after.walk() if is_loop(op)] == ["scf.for", "scf.parallel"]
+    assert """\
+  %s = scf.for(%i = 0 to M, %acc = %zero, tag="j") {
+    %x = memref.load(%X[%i]) : f32
+    %e = math.exp(%x) : f32
+    memref.store(%e, %E[%i])
+    %t = arith.addf(%acc, %e) : f32
+    yield %t
+""" in str(after)
+    assert [op.name for op in changed(text.replace("{}", "%zero"), FUSE, sizes).walk() if is_loop(op)] == ["scf.for"]
+    threads = text.replace('%i = 0 to M, tag="i"', '%i = 0 to M, tag="i", mapping="threads"').replace("{}", "%s")
+    assert left(threads, FUSE)[0] == "loops not fused: their kinds differ"
+
+
 def test_nests() -> None:
     """Outer loops first, then what has become neighbours inside; three of them."""
     one = """
