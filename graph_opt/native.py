@@ -35,7 +35,12 @@ def compile_native(module: Module, graph: Graph, sources: Mapping[str, WeightSou
 
     Raises GraphError for operations that have no machine code, and for weights that are missing or don't fit.
     """
-    return NativeExecutable(module, graph, _program(module, graph, sources, threads), Code.from_text)
+    return NativeExecutable(module, graph, _program(module, graph, sources, threads), _load_quickly)
+
+
+def _load_quickly(text: str) -> Code:
+    """For code without loops: the least effort gives the same speed."""
+    return Code.from_text(text, level=0)
 
 
 def _program(module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int) -> NativeProgram:

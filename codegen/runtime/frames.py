@@ -41,7 +41,7 @@ class Frame:
         """Makes the workspace at least ``size`` bytes large.  Raises MemoryError."""
         if self.workspace.size < size:
             self.workspace = aligned_bytes(0)  # the old one goes before the new one comes
-            self.workspace = aligned_bytes(size)
+            self.workspace = aligned_bytes(size + size // 4)  # sizes often grow step by step; what is not touched costs nothing
             self.workspace_address = int(self.workspace.ctypes.data)
 
 

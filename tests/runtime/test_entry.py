@@ -285,7 +285,7 @@ WORKSPACE_GRAPH = "graph @main(%x: i64[N]) -> i64[N] {\n  %y = add(%x, %x)\n  re
 
 def test_the_workspace_is_taken_over_from_the_slow_path() -> None:
     caller = Caller(parallel_program())
-    for size, slow in [(100, 1), (100, 1), (50, 1), (0, 1), (101, 2), (10**5, 3), (10**5, 3)]:
+    for size, slow in [(100, 1), (100, 1), (50, 1), (0, 1), (125, 1), (126, 2), (10**5, 3), (10**5, 3)]:
         x = np.arange(size)
         np.testing.assert_array_equal(caller.call(x), x + x[::-1])
         assert caller.slow == slow
