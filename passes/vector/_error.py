@@ -26,12 +26,13 @@ ERF = (
 
 NORMCDF = (
     2.5066282749176025,
-    (1.6125798225402832, 1.4724767208099365, 0.6351181864738464, 0.1460682600736618, 0.01553711574524641),
-    (3.2251596450805664, 1.4761227369308472, 0.36960870027542114, 0.038765352219343185, 3.980036581197055e-06),
+    (1.6683186292648315, 1.523373007774353, 0.657071053981781, 0.15111710131168365, 0.016074152663350105),
+    (3.336637258529663, 1.527145266532898, 0.3823840916156769, 0.04010528326034546, 4.119160621485207e-06),
 )
 """a, q and p: exp(x**2 / 2) * normcdf(-x) is q(x) / (a * x * q(x) + p(x)) within 2e-8 for 0 <= x <= 14.5.
 
-The first two numbers are 0.5 apart; their size is one for which few roundings happen just above a power of two.
+The last digits are those, of many tried, for which the rounded evaluation is off least; so is the size of q and p, which decides
+how often a rounding happens just above a power of two, where it is relatively large.
 """
 ERFC = (
     1.7724539041519165,

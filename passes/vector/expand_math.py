@@ -43,8 +43,8 @@ class ExpandMath(Pass):
     multiply-adds), comparisons, choices and shifts: no calls, no tables, no branches.  So a vector is computed at once, and an
     interpreter and a compiler get the same bits.  Constants are made once, at the top of the graph.
 
-    Errors in ulp over all floats, results that are denormal too: exp, tanh, erf, log, log1p and rsqrt at most 2, the others at
-    most 3.  Special values are those of the operations.  f16 and bf16 are computed in f32 and rounded; f64 stays.
+    Errors in ulp over all floats, results that are denormal too: exp, log, rsqrt and powf at most 1, expm1, tanh, erf and log1p
+    at most 2, erfc and normcdf at most 3, gelu at most 4.  Special values are those of the operations.  f16 and bf16 are computed in f32 and rounded; f64 stays.
     """
 
     preserves: ClassVar[Literal["bits", "values", "approximate"]] = "approximate"

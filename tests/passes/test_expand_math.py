@@ -44,7 +44,7 @@ BOUNDS = {
     "expm1": 1.6,
     "tanh": 1.6,
     "erf": 2.0,
-    "erfc": 3.1,
+    "erfc": 3.0,
     "normcdf": 3.0,
     "gelu": 4.0,
     "log": 1.0,
