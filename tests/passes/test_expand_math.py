@@ -243,6 +243,27 @@ def test_special_powers() -> None:
     assert np.allclose(found[numbers & ~exact], want[numbers & ~exact], rtol=2e-7, atol=2e-45)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_powers_of_halves() -> None:
+    text = """\
+graph @main(%A: memref<f16[4096]>, %B: memref<f16[]>, %C: memref<f16[4096]>) {
+  %x = vector.load(%A[0:+4096]) : vector<f16[4096]>
+  %y = memref.load(%B[]) : f16
+  %z = math.powf(%x, %y) : vector<f16[4096]>
+  vector.store(%z, %C[0:+4096])
+  return
+}
+"""
+    module = optimize(text, "expand-math")
+    x = np.arange(0, 65536, 16).astype(np.uint16).view(np.float16)
+    for exponent in (2.0, -0.5, 3.0, 0.3):
+        y, found = np.array(exponent, np.float16), np.zeros_like(x)
+        Interpreter(module).run(module.main, [x, y, found])
+        want = np.power(x.astype(np.float64), y.astype(np.float64)).astype(np.float16)
+        steps = np.abs(found.view(np.int16).astype(int) - want.view(np.int16))[~np.isnan(want)]
+        assert np.array_equal(np.isnan(found), np.isnan(want)) and steps.max() <= 1 and np.count_nonzero(steps) <= 2
+
+
 def test_powers_broadcast() -> None:
     text = """\
 graph @main(%A: memref<f32[4]>, %B: memref<f32[]>, %C: memref<f32[3, 4]>) {
