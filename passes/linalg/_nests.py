@@ -149,9 +149,17 @@ class Lowering:
         return Dense(value.array.reshape(()), value.dtype)
 
     def alloc(self, dtype: DType, shape: Sequence[Dim], name: str) -> Value:
-        """New memory."""
+        """New memory; outside the loops around, as far as their rounds run one after the other."""
         type_ = MemRefType(dtype, tuple(shape))
-        return self.builder.create(REGISTRY["memref.alloc"], [], {LAYOUT: ()}, result_types=[type_], name=name).result
+        place = self.op
+        while (outer := _surrounding(place)) is not None and outer.name in ("scf.for", "scf.if"):
+            place = outer
+        builder = self.builder if place is self.op else Builder(place.block, place, loc=self.op.loc)  # type: ignore[arg-type]
+        return builder.create(REGISTRY["memref.alloc"], [], {LAYOUT: ()}, result_types=[type_], name=name).result
+
+    def set_buffer(self, tensor: Value, buffer: Value) -> None:
+        """Says where a tensor is."""
+        self._buffers[tensor] = buffer
 
     def result_buffer(self, number: int = 0) -> Value:
         """New memory for a result of the operation."""
@@ -292,6 +300,10 @@ def _later_uses(op: Operation, value: Value) -> list[Use]:
         later.update((following, *following.walk()))
         following = following.next
     return [use for use in value.uses if use.owner in later]
+
+
+def _surrounding(op: Operation) -> Operation | None:
+    return op.block.parent.parent if op.block is not None and op.block.parent is not None else None
 
 
 def _ancestor(op: Operation, value: Value) -> Operation:

@@ -134,17 +134,19 @@ def _count(low: Lowering, buffer: Value, axes: Sequence[int], dtype: DType) -> V
         return sitofp(functools.reduce(muli, sizes), result_type=ScalarType(dtype))  # type: ignore[no-any-return]
 
 
+def extreme_of(dtype: DType, *, largest: bool) -> tuple[Callable[[Value, Value], Value], float | int]:
+    """The operation that chooses the larger, or smaller, of two elements, and what it never prefers."""
+    if dtype.is_float:
+        return (maximumf, -math.inf) if largest else (minimumf, math.inf)
+    if dtype.kind == "uint":
+        return (maxui, dtype.min_value) if largest else (minui, dtype.max_value)
+    return (maxsi, dtype.min_value) if largest else (minsi, dtype.max_value)
+
+
 def extreme(low: Lowering) -> list[Value]:
     """``max`` and ``min``."""
     dtype, initial = tensor_type(low.op.result).dtype, low.op.attribute("initial")
-    largest = low.op.definition.name == "max"
-    if dtype.is_float:
-        choose = maximumf if largest else minimumf
-        start: float | int = -math.inf if largest else math.inf
-    else:
-        signed, unsigned = (maxsi, maxui) if largest else (minsi, minui)
-        choose = unsigned if dtype.kind == "uint" else signed
-        start = dtype.min_value if largest else dtype.max_value
+    choose, start = extreme_of(dtype, largest=low.op.definition.name == "max")
     if initial is not None:
         assert isinstance(initial, (int, float))
         start = initial

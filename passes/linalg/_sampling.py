@@ -217,7 +217,7 @@ class _Multinomial:
             some = cmpf(weight, number(0, f64), predicate="ne")
             return total, select(some, at, last)
 
-        total, last = serial(0, self.shape[self.axis], [number(0, f64), number(0, index)], step, tag="reduce")
+        total, last = serial(0, self.shape[self.axis], [number(0, f64), number(0, index)], step, tag="serial")
         text, values = where(0)
         for bad, name in ((0.0, "0.0"), (math.inf, "inf")):
             good = cmpf(total, number(bad, f64), predicate="ne")

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
+from dialects.arith.bits import ori
 from dialects.arith.cast import index_cast
 from dialects.arith.comparison import select
 from dialects.arith.floats import addf
-from dialects.arith.integers import addi
+from dialects.arith.integers import addi, minsi
 from ir.core import Value
 from ir.dims import Dim
-from ir.types import ScalarType, f64, i64, index
-from passes.linalg._bodies import Place, axis_of, exceeds, load, parallel, require_elements, serial, store, to_double
+from ir.types import ScalarType, f64, i64
+from passes.linalg._bodies import Place, axis_of, load, parallel, require_elements, serial, size_of, store, to_double
+from passes.linalg._elementwise import compare
 from passes.linalg._nests import Access, Loop, Lowering, narrow, number, tensor_type, wide_dtype, widen
+from passes.linalg._reductions import extreme_of
 
 
 def place_of_extreme(low: Lowering) -> list[Value]:
-    """``argmax`` and ``argmin``: a nest over the result, with a reduction of the best element and its place inside."""
+    """``argmax`` and ``argmin``: a nest over the result, with two reductions inside, that of the extreme and that of the
+    first place where it stands; neither depends on an order."""
     op = low.op
     x, axis = tensor_type(op.operands[0]), axis_of(low)
-    largest = op.definition.name == "argmax"
     source = low.operand("x")
     with low.builder:
         require_elements(source, axis, f"{op.definition.name}: {{x}} has no elements along axis {axis}, so there is none to choose")
@@ -30,20 +32,22 @@ def place_of_extreme(low: Lowering) -> list[Value]:
     target: list[Dim] = [n.name for n in kept]
     if op.attribute("keepdims"):
         target.insert(axis, 0)
-    wide = wide_dtype(x.dtype)
-    # the first element is no better than this only when it is this itself, and then its place is right as well
-    worst: float | int = -math.inf if largest else math.inf
-    if not wide.is_float:
-        worst = wide.min_value if largest else wide.max_value
-
-    def step(stored: Value, best: Value, place: Value) -> Sequence[Value]:
-        element = widen(stored)
-        better = exceeds(element, best, "gt" if largest else "lt")
-        return select(better, element, best), select(better, low.index(along), place)
+    wide, read = wide_dtype(x.dtype), Access(source, tuple(names))
+    choose, start = extreme_of(wide, largest=op.definition.name == "argmax")
+    count = size_of(low, source, axis)
 
     def body(_: Value) -> Value:
-        _, place = low.reduce_all([along], [Access(source, tuple(names))], [number(worst, wide), number(0, index)], step)
-        return index_cast(place, result_type=ScalarType(i64))  # type: ignore[no-any-return]
+        best = low.reduce([along], [read], number(start, wide), lambda a, acc: choose(acc, widen(a)))
+        end = count()
+
+        def first(stored: Value, place: Value) -> Value:
+            a = widen(stored)
+            found = compare(a, best, "eq")
+            if wide.is_float:
+                found = ori(found, compare(a, a, "ne"))  # where there is a NaN, it is the best
+            return minsi(place, select(found, low.index(along), end))  # type: ignore[no-any-return]
+
+        return index_cast(low.reduce([along], [read], end, first), result_type=ScalarType(i64))  # type: ignore[no-any-return]
 
     buffer = low.result_buffer()
     low.generic(kept, [], Access(buffer, tuple(target)), body)
@@ -64,7 +68,7 @@ def running_sum(low: Lowering) -> list[Value]:
             store(narrow(total, result.dtype), buffer, here)
             return [total]
 
-        serial(0, result.shape[axis], [number(0, f64 if floats else result.dtype)], step, tag="reduce")
+        serial(0, result.shape[axis], [number(0, f64 if floats else result.dtype)], step, tag="serial")
 
     with low.builder:
         parallel([1 if i == axis else d for i, d in enumerate(result.shape)], row)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ir.core import Graph, Module, Operation, Trivia, Value
+from ir.core import Block, Graph, Module, Operation, Trivia, Value
 from ir.references import load_time_graphs
 from ir.rewriter import replace_op, walk_graphs
 from ir.types import TensorType, is_known
 from passes.infra.base import Pass, PassContext
-from passes.linalg import _effects, _elementwise, _indexing, _moves, _powers, _reductions, _sampling, _scans, _sorting
+from passes.linalg import _carried, _effects, _elementwise, _indexing, _moves, _powers, _reductions, _sampling, _scans, _sorting
 from passes.linalg._nests import Lowering
 
 _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
@@ -109,8 +109,24 @@ class LowerToLinalg(Pass):
 
 def _lower_graph(graph: Graph, context: PassContext) -> bool:
     low = Lowering(graph, _effects.updated_parameters(graph))
+    changed = _lower_block(low, graph.block, context)
+    for op in reversed(low.tensors):
+        if not op.result.has_uses:
+            op.erase()
+    return changed
+
+
+def _lower_block(low: Lowering, block: Block, context: PassContext) -> bool:
     changed = False
-    for op in list(graph.walk()):
+    for op in list(block):
+        if op.regions:
+            buffers = _carried.enter(low, op) if _carried.hands_on_tensors(op) else None
+            for region in op.regions:
+                changed |= _lower_block(low, region.block, context)
+            if buffers is not None:
+                _carried.leave(low, op, buffers)
+                context.count(f"{op.definition.text_name} without tensors")
+                changed = True
         if op.definition.dialect != "graph" or op.definition.is_terminator:
             continue
         name = op.definition.text_name
@@ -120,9 +136,6 @@ def _lower_graph(graph: Graph, context: PassContext) -> bool:
             changed = True
         elif op.name not in _STORED:
             context.count(f"{name} left as a tensor operation")
-    for op in reversed(low.tensors):
-        if not op.result.has_uses:
-            op.erase()
     return changed
 
 
