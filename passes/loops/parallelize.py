@@ -14,9 +14,6 @@ from passes.infra.base import Pass, PassContext
 from passes.loops._loops import body, extent, inner_loop, is_loop, ranges, upper_bound
 from passes.loops.interchange import obstacle, swap_loops
 
-FEW = 4
-"""Fewer rounds than this are too few to share."""
-
 LANES = 16
 COSTS = {"arith.constant": 0, "arith.divf": 4, "arith.divsi": 16, "arith.remsi": 16, "math.fma": 1}
 """What an operation costs, in simple ones; others of ``math`` count as 16."""
@@ -40,9 +37,9 @@ class Parallelize(Pass):
 
     The outermost ``scf.parallel`` of every nest of a graph is shared when the nest is at least ``work`` simple operations
     (on scalars or vectors of 16 lanes), or when nothing is known about its size; so are those in ``scf.for`` and
-    ``scf.if`` of a graph that have no results.  Loops inside it run as before.
+    ``scf.if`` of a graph that have no results and make no memory.  Loops inside it run as before.
 
-    An outermost loop of less than 4 rounds is too short to share.  Then the first longer parallel loop of the perfect
+    An outermost loop of less than ``few`` rounds is too short to share.  Then the first longer parallel loop of the perfect
     nest changes places with it.  Where there is none, but the loop stands in the graph's own block and holds only loops,
     of which one is longer, it becomes an ``scf.for``, and those inside are shared.
 
@@ -51,24 +48,29 @@ class Parallelize(Pass):
     """
 
     work: int = 16384
+    """simple operations from which on a nest is shared"""
+    few: int = 4
+    """an outermost loop of fewer rounds gives way to a longer one"""
 
     keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
-        sharing = _Sharing(self.work, context)
+        sharing = _Sharing(self, context)
         for graph in walk_graphs(module):
             sharing.block(graph.block)
         return sharing.changed
 
 
 class _Sharing:
-    def __init__(self, work: int, context: PassContext) -> None:
-        self.work = work
+    def __init__(self, options: Parallelize, context: PassContext) -> None:
+        self.work, self.few = options.work, options.few
         self.context = context
         self.changed = False
 
     def block(self, block: Block, inside: bool = False) -> None:
         """Shares the loops of a block that all threads run; ``inside`` says that it stands in a serial loop or a choice."""
+        if inside and any(op.name == "memref.alloc" for op in block):
+            return  # memory made inside a loop is that of one thread
         for op in list(block):
             if op.name == "scf.parallel":
                 self._nest(op, inside)
@@ -79,11 +81,11 @@ class _Sharing:
     def _nest(self, loop: Operation, inside: bool) -> None:
         if any(op.attributes.get("mapping") == "threads" for op in loop.walk()) or not self._is_worth_it(loop):
             return
-        longer = None if _is_long(loop) else _longer(loop)
+        longer = None if self._is_long(loop) else self._longer(loop)
         if longer is not None:
             swap_loops(loop, longer)
             self.context.count("loops swapped")
-        elif not inside and not _is_long(loop) and self._can_open(loop):
+        elif not inside and not self._is_long(loop) and self._can_open(loop):
             loop.definition = REGISTRY["scf.for"]
             self.block(body(loop), inside=True)
             self.context.count("loops made serial")
@@ -104,7 +106,20 @@ class _Sharing:
         inside = [op for op in body(loop) if not op.definition.is_terminator]
         if len(ranges(loop)) != 1 or not all(op.name == "scf.parallel" or (not is_loop(op) and is_pure(op)) for op in inside):
             return False
-        return any(op.name == "scf.parallel" and (_is_long(op) or _longer(op)) and self._is_worth_it(op) for op in inside)
+        return any(op.name == "scf.parallel" and (self._is_long(op) or self._longer(op)) and self._is_worth_it(op) for op in inside)
+
+    def _is_long(self, loop: Operation) -> bool:
+        count = most_rounds(loop)
+        return count is None or count >= self.few
+
+    def _longer(self, loop: Operation) -> Operation | None:
+        """The first loop of a perfect nest of parallel loops that is long, when it can go where ``loop`` is."""
+        nest = [loop]
+        while (inner := inner_loop(nest[-1])) is not None and inner.name == "scf.parallel":
+            nest.append(inner)
+            if self._is_long(inner) and obstacle(nest) is None:
+                return inner
+        return None
 
 
 def most_rounds(loop: Operation) -> int | None:
@@ -116,21 +131,6 @@ def most_rounds(loop: Operation) -> int | None:
             return None
         total *= max(0, -(-size // bounds.step))
     return total
-
-
-def _is_long(loop: Operation) -> bool:
-    count = most_rounds(loop)
-    return count is None or count >= FEW
-
-
-def _longer(loop: Operation) -> Operation | None:
-    """The first loop of a perfect nest of parallel loops that is long, when it can go where ``loop`` is."""
-    nest = [loop]
-    while (inner := inner_loop(nest[-1])) is not None and inner.name == "scf.parallel":
-        nest.append(inner)
-        if _is_long(inner) and obstacle(nest) is None:
-            return inner
-    return None
 
 
 def work_of(op: Operation) -> int | None:

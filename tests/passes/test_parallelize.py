@@ -104,6 +104,12 @@ def test_a_short_loop_with_a_short_one_inside_is_shared() -> None:
     assert shared(optimize(copies("1", "2"), "parallelize{work=1}")) == []
 
 
+def test_what_is_short_can_be_said() -> None:
+    text = copies("6", "N")
+    assert shared(optimize(text, "parallelize")) == ["row"]
+    assert shared(optimize(text, "parallelize{few=7}")) == ["col"]
+
+
 def test_bounds_that_depend_keep_their_place() -> None:
     text = copies("3", "900").replace("%j = 0 to", "%j = %i to")
     assert shared(optimize(text, "parallelize{work=1}")) == ["col"]
@@ -137,6 +143,11 @@ def test_what_all_threads_run_has_no_memory_of_its_own() -> None:
     """Memory inside a loop belongs to the thread that runs it, so such a loop is not opened."""
     text = copies("2", "900").replace("    scf.parallel(%j", "    %T = memref.alloc() : memref<f32[4]>\n    scf.parallel(%j")
     assert shared(optimize(text, "parallelize{work=1}")) == ["row"]
+
+
+def test_memory_made_in_a_serial_loop_is_not_shared() -> None:
+    text = copies("B", "900", outer="for").replace("    scf.parallel(%j", "    %T = memref.alloc() : memref<f32[4]>\n    scf.parallel(%j")
+    assert not shared(optimize(text, "parallelize{work=1}"))
 
 
 def test_twice_changes_nothing() -> None:
