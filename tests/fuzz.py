@@ -1,24 +1,51 @@
 """Thousands of random programs through all checks: ``python -m tests.fuzz --count 5000 --seed 0``.
 
-Prints how many were tried, how many ran, and how many mismatches there were; the text of a program that fails is
-written to ``fuzz-failure-SEED.graph`` together with what is wrong.
+Every program is written in another way and read back, run in the interpreter, compiled for the CPU, and its machine code
+compared with the interpreter.  Every twentieth goes through all passes one by one as well, and the bits of its machine code
+are compared with those of the lowered program in the interpreter, for one thread and for two.
+
+The programs run in processes of their own, so that one that dies is noticed and the others go on.  Prints how many programs
+were tried, how many mismatches and deaths there were; the text of a program that fails is written to
+``fuzz-failure-SEED.graph`` together with what is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO, Any
 
 from ir.core import Module
 from ir.parser import parse_module
 from ir.printer import print_module
-from tests.checks import check_program
+from tests.checks import Baseline, baseline, check_inference, check_program
 from tests.generators import random_module
+from tests.native_checks import check_native
 from tests.texts import forget_comments, rewrite_text
+
+ROOT = Path(__file__).parents[1]
+THOROUGH = 20
+"""Every so many programs go through all passes, too."""
+RENEWED = 250
+"""A process ends after so many programs, and another one takes its place: loaded code adds up."""
+PATIENCE = 300.0
+"""After so many seconds a program counts as one that hangs."""
+
+
+# -- one program -------------------------------------------------------------------------------------------------------
 
 
 def check_rewritten(module: Module, seed: int) -> None:
@@ -34,46 +61,200 @@ def check_rewritten(module: Module, seed: int) -> None:
     assert print_module(again) == text, f"written as:\n{rewritten}\nis another program:\n{print_module(again)}"
 
 
+def check_seed(module: Module, seed: int) -> tuple[Baseline, int]:
+    """All checks of one program; returns its runs, and how many of them were compared with machine code."""
+    check_rewritten(module, seed)
+    if seed % THOROUGH:
+        runs = baseline(module, seed, limit=1)
+        check_inference(module, runs)
+        return runs, check_native(runs, threads=1 + seed % 2)
+    runs = check_program(module, seed)
+    return runs, check_native(runs, bits=True, threads=1) + check_native(runs, bits=True, threads=2)
+
+
+def try_seed(seed: int, steps: int) -> dict[str, Any]:
+    """The counts of a program, or ``error`` and ``report``: what is wrong with it in one line, and everything about it."""
+    module: Module | None = None
+    try:
+        module = random_module(seed, steps)
+        runs, compared = check_seed(module, seed)
+    except Exception as error:
+        lines = str(error).splitlines() or [""]
+        reason = "".join(f"// {line}\n" for line in "".join(traceback.format_exception(error)).splitlines())
+        text = print_module(module) if module is not None else ""
+        return {"error": f"{type(error).__name__}: {lines[0]}", "report": f"{reason}\n{text}"}
+    return {
+        "operations": sum(1 for _ in module.walk()),
+        "runs": len(runs.cases),
+        "compared with machine code": compared,
+        "runs that failed": len(runs.failed),
+        "programs that never ran": int(not runs.cases),
+    }
+
+
+def work(steps: int) -> None:
+    """What a process does: a seed a line comes in, a line of JSON goes out.  Whatever programs print goes to nowhere."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    for line in sys.stdin:
+        channel.write(json.dumps(try_seed(int(line), steps)) + "\n")
+        channel.flush()
+
+
+# -- all programs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tally:
+    """What was found so far."""
+
+    options: argparse.Namespace
+    seen: Counter[str] = field(default_factory=Counter)
+    seconds: dict[int, float] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, seed: int, found: dict[str, Any], seconds: float) -> None:
+        """Counts a program; writes a file when something is wrong with it."""
+        with self.lock:
+            self.seen["programs"] += 1
+            self.seconds[seed] = seconds
+            if "error" not in found:
+                self.seen.update(found)
+                return
+            self.seen[found.get("kind", "mismatches")] += 1
+            path = self.options.out / f"fuzz-failure-{seed}.graph"
+            path.write_text(found["report"], encoding="utf-8")
+            print(f"seed {seed}: {found['error']}  -> {path}", file=sys.stderr, flush=True)
+
+    @property
+    def failures(self) -> int:
+        return self.seen["mismatches"] + self.seen["deaths"] + self.seen["hangs"]
+
+
+class Worker:
+    """A process that checks programs, and its replacement when it dies."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.process: subprocess.Popen[str] | None = None
+        self.used = 0
+
+    def check(self, seed: int) -> dict[str, Any]:
+        """The counts of a program, or what is wrong with it; a death is."""
+        if self.process is None or self.used >= RENEWED:
+            self.close()
+            command = [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz", "--work", "--steps", str(self.steps)]
+            self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.used = 0
+            self.errors: list[str] = []
+            threading.Thread(target=_drain, args=(self.process.stderr, self.errors), daemon=True).start()
+        self.used += 1
+        process = self.process
+        assert process.stdin is not None and process.stdout is not None
+        late = threading.Event()
+        timer = threading.Timer(PATIENCE, lambda: (late.set(), process.kill()))
+        timer.start()
+        try:
+            process.stdin.write(f"{seed}\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except OSError:
+            answer = ""
+        finally:
+            timer.cancel()
+        if answer:
+            found: dict[str, Any] = json.loads(answer)
+            return found
+        code = process.wait()
+        self.process = None
+        how = f"no end after {PATIENCE:.0f} s" if late.is_set() else f"died: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
+        said = "".join(f"// {line.rstrip()}\n" for line in self.errors[-60:])
+        return {"error": how, "kind": "hangs" if late.is_set() else "deaths", "report": f"// {how}\n{said}\n{_text_of(seed, self.steps)}"}
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+            self.process.wait()
+            self.process = None
+
+
+def _drain(stream: IO[str] | None, lines: list[str]) -> None:
+    """Reads what a process says on its standard error, so that it is never stopped by that; keeps the end of it."""
+    assert stream is not None
+    for line in stream:
+        lines.append(line)
+        del lines[:-200]
+
+
+def _text_of(seed: int, steps: int) -> str:
+    try:
+        return print_module(random_module(seed, steps))
+    except Exception as error:
+        return f"// the program can't be made: {error}\n"
+
+
+def run_all(tally: Tally) -> None:
+    """Shares the seeds out to as many processes as are asked for."""
+    options = tally.options
+    seeds: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for seed in range(options.seed, options.seed + options.count):
+        seeds.put(seed)
+
+    def serve() -> None:
+        worker = Worker(options.steps)
+        try:
+            for seed in _taken(seeds):
+                if tally.failures >= options.stop:
+                    break
+                start = time.perf_counter()
+                tally.add(seed, worker.check(seed), time.perf_counter() - start)
+        finally:
+            worker.close()
+
+    threads = [threading.Thread(target=serve) for _ in range(options.jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _taken(seeds: queue.SimpleQueue[int]) -> Iterator[int]:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield seeds.get_nowait()
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1000, help="how many programs")
     parser.add_argument("--seed", type=int, default=0, help="the first seed; the others follow")
     parser.add_argument("--steps", type=int, default=12, help="the most steps that a program is grown by")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for programs that fail")
-    parser.add_argument("--stop", type=int, default=20, help="stop after so many mismatches")
+    parser.add_argument("--stop", type=int, default=20, help="stop after so many programs that fail")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many processes")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.work:
+        work(options.steps)
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    seen: Counter[str] = Counter()
-    done = 0
-    for seed in range(options.seed, options.seed + options.count):
-        done += 1
-        module: Module | None = None
-        try:
-            module = random_module(seed, options.steps)
-            check_rewritten(module, seed)
-            runs = check_program(module, seed)
-        except Exception as error:
-            seen["mismatches"] += 1
-            _report(seed, module, error, options.out)
-            if seen["mismatches"] >= options.stop:
-                break
-            continue
-        seen["operations"] += sum(1 for _ in module.walk())
-        seen["runs"] += len(runs.cases)
-        seen["runs that failed"] += len(runs.failed)
-        seen["programs that never ran"] += not runs.cases
+    tally = Tally(options)
+    run_all(tally)
     seconds = time.perf_counter() - start
-    print(f"{done} programs, {seen['mismatches']} mismatches, {seconds:.1f} s, {done / seconds:.1f} programs/s")
-    print(", ".join(f"{seen[k]} {k}" for k in ("operations", "runs", "runs that failed", "programs that never ran")))
-    return 1 if seen["mismatches"] else 0
-
-
-def _report(seed: int, module: Module | None, error: Exception, folder: Path) -> None:
-    path = folder / f"fuzz-failure-{seed}.graph"
-    reason = "".join(traceback.format_exception(error))
-    text = "".join(f"// {line}\n" for line in reason.splitlines())
-    path.write_text(text + "\n" + (print_module(module) if module is not None else ""), encoding="utf-8")
-    print(f"seed {seed}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}  -> {path}", file=sys.stderr)
+    seen = tally.seen
+    print(
+        f"{seen['programs']} programs, {seen['mismatches']} mismatches, {seen['deaths']} deaths, {seen['hangs']} hangs, "
+        f"{seconds:.1f} s, {seen['programs'] / seconds:.1f} programs/s"
+    )
+    counted = ("operations", "runs", "compared with machine code", "runs that failed", "programs that never ran")
+    print(", ".join(f"{seen[k]} {k}" for k in counted))
+    slowest = sorted(tally.seconds, key=lambda s: -tally.seconds[s])[:5]
+    print("slowest: " + ", ".join(f"seed {s} {tally.seconds[s]:.1f} s" for s in slowest))
+    return 1 if tally.failures else 0
 
 
 if __name__ == "__main__":
