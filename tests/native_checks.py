@@ -49,7 +49,7 @@ class Rounding(Interpreter):
             super().run_operation(op, environment)
         else:  # what rounding does to the terms: a sum may be small where they are not
             kept = {v: environment.arrays[v] for v in op.operands}
-            environment.arrays.update({v: np.abs(a) for v, a in kept.items()})
+            environment.arrays.update({v: np.abs(np.where(np.isfinite(a), a, 0)).astype(np.asarray(a).dtype) for v, a in kept.items()})
             super().run_operation(op, environment)
             bound = environment.arrays[op.result]
             environment.arrays.update({v: self._moved(a, environment.dtypes[v]) for v, a in kept.items()})
@@ -62,14 +62,14 @@ class Rounding(Interpreter):
             environment.arrays[result] = self._moved(environment.arrays[result], environment.dtypes[result])
 
     def _overflow(self, op: Operation, environment: Any, bound: Any) -> None:
-        """In every other run a sum of finite terms is NaN where terms or partial sums may leave the range of its type."""
+        """In every other run a sum is NaN where finite terms, or sums of them, may leave the range of its type."""
         dtype = environment.dtypes[op.result]
         if not self.seed % 2 or dtype not in UNIT:
             return
         result = np.asarray(environment.arrays[op.result], np.float64)
         count = max(np.size(environment.arrays[op.operands[0]]), 1) if op.definition.full_name == "graph.mean" else 1
         with np.errstate(all="ignore"):
-            outside = np.isfinite(bound) & (np.asarray(bound, np.float64) * count > _largest(f64 if dtype == f64 else f32) * (1 - 1e-3))
+            outside = np.asarray(bound, np.float64) * count > _largest(f64 if dtype == f64 else f32) * (1 - 1e-3)
         environment.arrays[op.result] = np.where(outside, np.nan, result)
 
     def _moved(self, array: Any, dtype: Any) -> Any:
@@ -259,7 +259,7 @@ def _explained(clean: np.ndarray, noisy: Sequence[np.ndarray], narrow: np.ndarra
         spread = np.max([np.abs(n - center) for n in noisy], axis=0)
         smallest = {"float64": 5e-324, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}[narrow.dtype.name]
         near = np.abs(have - center) <= 4 * spread + 2 * np.abs(center) * UNIT[dtype] + 16 * smallest
-        steps = np.any([np.isfinite(n) != np.isfinite(center) for n in noisy], axis=0)
+        steps = np.any([(np.isfinite(n) != np.isfinite(center)) | (np.isnan(n) != np.isnan(center)) for n in noisy], axis=0)
         large = np.abs(center) * (1 + 1e-3) > _largest(dtype)
         same = (have == narrow.astype(np.float64)) | (np.isnan(have) & np.isnan(narrow.astype(np.float64)))
         same |= (have == center) | (np.isnan(have) & np.isnan(center))
