@@ -7,7 +7,7 @@ be compared, substituted and moved between operations of one graph; :func:`write
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -146,29 +146,6 @@ def change_form(form: Form, change: Change) -> Form:
     return form
 
 
-def change_expressions(op: Operation, change: Change) -> bool:
-    """Changes all expressions of an operation and of those inside it; returns whether any became another one."""
-    changed = False
-    for nested in op.walk():
-        if not has_layout(nested):
-            continue
-        forms = read_layout(nested)
-        new = [change_form(f, change) for f in forms]
-        if new != forms:
-            write_layout(nested, new)
-            changed = True
-    return changed
-
-
-def substitute_values(op: Operation, bindings: Mapping[Value, Dim]) -> None:
-    """Puts expressions in the place of values, in all expressions of an operation and of those inside it.
-
-    Operands that are used as they are (``arith.index_cast(%i)``) stay; see :func:`plain_uses`.
-    """
-    names = {f"%{v.name}": e for v, e in bindings.items()}
-    change_expressions(op, lambda dim: substitute(dim, names))
-
-
 def plain_uses(value: Value) -> list[Operation]:
     """Users that take the value as an operand, not inside an expression."""
     found = []
@@ -188,17 +165,6 @@ def plain_uses(value: Value) -> list[Operation]:
 # -- expressions -------------------------------------------------------------------------------------------------------
 
 
-def atoms_of(dim: Dim) -> Iterator[DimFunction]:
-    """The functions in an expression, outer ones first."""
-    if isinstance(dim, DimExpr):
-        for monomial, _ in dim.terms:
-            for atom in monomial:
-                if isinstance(atom, DimFunction):
-                    yield atom
-                    for argument in atom.args:
-                        yield from atoms_of(argument)
-
-
 def replace_atom(dim: Dim, atom: DimFunction, by: Dim) -> Dim:
     """``dim`` with ``by`` in the place of a function."""
     if not isinstance(dim, DimExpr):
@@ -215,21 +181,6 @@ def replace_atom(dim: Dim, atom: DimFunction, by: Dim) -> Dim:
                 value = value * apply_function(part.kind, *(replace_atom(a, atom, by) for a in part.args))
         total = total + value
     return total
-
-
-def coefficient_of(dim: Dim, value: Value) -> int | None:
-    """The factor of a value in an expression that is linear in it; None when it is not."""
-    name = f"%{value.name}"
-    if name not in symbols_of(dim):
-        return 0
-    assert isinstance(dim, DimExpr)
-    found = 0
-    for monomial, coefficient in dim.terms:
-        if monomial == (name,):
-            found = coefficient
-        elif name in symbols_of(DimExpr(((monomial, 1),))):
-            return None
-    return found
 
 
 def depends_on(dim: Dim, values: Iterable[Value]) -> bool:
@@ -448,13 +399,6 @@ def clone_before(op: Operation, anchor: Operation | None, block: Block, mapping:
         new.auto_named = old.auto_named
     block.insert_before(anchor, copy)
     return copy
-
-
-def root_buffer(buffer: Value) -> Value:
-    """The memory that a buffer lies in: reshapes and views are looked through."""
-    while isinstance(buffer.owner, Operation) and buffer.owner.name in ("memref.reshape", "memref.view"):
-        buffer = buffer.owner.operands[0]
-    return buffer
 
 
 def accesses(op: Operation) -> list[Access]:

@@ -68,7 +68,9 @@ class Pack(Pass):
     """
 
     loop: str = "n.tile"
+    """tag of the loops over tiles"""
     stored_only: bool = True
+    """only what is known when the program is loaded"""
 
     keeps_types: ClassVar[bool] = True
 

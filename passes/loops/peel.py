@@ -92,7 +92,9 @@ class Peel(Pass):
     """
 
     loop: str = "n.tile"
+    """tag of the loops over tiles"""
     sizes: tuple[int, ...] = (32, 16)
+    """smaller tiles for what is left over"""
 
     keeps_types: ClassVar[bool] = True
 

@@ -68,9 +68,13 @@ class Tile(Pass):
     """
 
     loop: str = "n"
+    """tag of the loops to cut"""
     size: tuple[int, ...] = (48,)
+    """rounds of a tile; of several, the first that divides a known extent, else the last"""
     outer: str = ""
+    """tag of the new loops; empty for that of the old ones with ``.tile``"""
     outside: str = ""
+    """tag of the loop that the new one goes around; empty for the old one"""
 
     keeps_types: ClassVar[bool] = True
 
