@@ -63,8 +63,8 @@ class NativeGraph:
         pointers = np.array([a.ctypes.data for a in (*given, *results, *self._stored)] or [0], np.uint64)
         workspace, state = aligned(size), aligned(256)
         workspace[...] = 0xAA
-        printed: list[int] = []
-        callback = _CALLBACK(lambda site, data, shape: printed.append(site) or 0)  # type: ignore[func-returns-value]
+        self.printed: list[int] = []
+        callback = _CALLBACK(lambda site, data, shape: self.printed.append(site) or 0)  # type: ignore[func-returns-value]
         state[CALLBACK : CALLBACK + 8].view(np.uint64)[0] = ctypes.cast(callback, ctypes.c_void_p).value or 0
         passed = (pointers.ctypes.data, dims.ctypes.data, workspace.ctypes.data, state.ctypes.data)
         workers = [threading.Thread(target=self._main, args=(*passed, t, threads)) for t in range(1, threads)]

@@ -88,15 +88,23 @@ arrive:
   %last = icmp eq i32 %arrived, %wanted
   br i1 %last, label %release, label %wait
 release:
+  ; all leave or none: whether there was a failure is decided once, and told in the last bit
+  %known = load atomic i32, ptr %state acquire, align 4
+  %some = icmp ne i32 %known, 0
+  %bit = zext i1 %some to i32
   store atomic i32 0, ptr %count monotonic, align 4
-  %next = add i32 %before, 1
+  %round = add i32 %before, 2
+  %next = or i32 %round, %bit
   store atomic i32 %next, ptr %generation release, align 4
-  br label %end
+  ret i32 %bit
 wait:
   %spins = phi i32 [ 0, %arrive ], [ %spun, %again ]
   %now = load atomic i32, ptr %generation acquire, align 4
   %passed = icmp ne i32 %now, %before
-  br i1 %passed, label %end, label %rest
+  br i1 %passed, label %told, label %rest
+told:
+  %last_bit = and i32 %now, 1
+  ret i32 %last_bit
 rest:
   %spun = add i32 %spins, 1
   %patient = icmp ult i32 %spins, 4096
