@@ -7,9 +7,10 @@ in the same round of all loops around both and earlier in the text, or in an ear
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ir.attributes import attribute_key
 from ir.core import Operation, Value
 from ir.dims import Dim, DimExpr, substitute, symbol, symbols_of
 from ir.layout import LoopDim
@@ -25,18 +26,53 @@ _MOST_PAIRS = 512
 _NESTS = ("linalg.generic", "linalg.reduce")
 
 
-def may_take_over(nest: Operation, names: Mapping[Value, Value], old: Buffer, new: Buffer) -> bool:
-    """Whether ``new``, which ``nest`` is the first to touch, may be the memory of ``old``, which it is the last to touch.
+class TakingOver:
+    """The question for the nests of one graph.  ``names`` gives the alloc that a value is the memory of.
 
-    ``names`` gives the alloc that a value is the memory of.
+    Layers of a model are equal but for the names of values, so answers are kept by structure.
     """
-    if old.size != new.size or old.type.dtype.itemsize != new.type.dtype.itemsize:
-        return False
-    if nest.name == "memref.copy":  # reads all elements before it writes one
-        return nest.operands[0].type == nest.operands[1].type
-    if any(op.name in _NESTS for op in nest.walk()):
-        return _in_nests(nest, names, old.value, new.value)
-    return _in_loops(nest, names, old.value, new.value)
+
+    def __init__(self, names: Mapping[Value, Value]) -> None:
+        self.names = names
+        self._structures: dict[Operation, tuple[Hashable, dict[Value, int]]] = {}
+        self._known: dict[Hashable, bool] = {}
+
+    def may(self, nest: Operation, old: Buffer, new: Buffer) -> bool:
+        """Whether ``new``, which ``nest`` is the first to touch, may be the memory of ``old``, which it is the last to touch."""
+        if old.size != new.size or old.type.dtype.itemsize != new.type.dtype.itemsize:
+            return False
+        if nest.name == "memref.copy":  # reads all elements before it writes one
+            return nest.operands[0].type == nest.operands[1].type
+        if nest not in self._structures:
+            self._structures[nest] = _structure(nest, self.names)
+        structure, numbers = self._structures[nest]
+        key = (structure, numbers[old.value], numbers[new.value])
+        if key not in self._known:
+            judge = _in_nests if any(op.name in _NESTS for op in nest.walk()) else _in_loops
+            self._known[key] = judge(nest, self.names, old.value, new.value)
+        return self._known[key]
+
+
+def _structure(nest: Operation, names: Mapping[Value, Value]) -> tuple[Hashable, dict[Value, int]]:
+    """What a nest is but for the names of values, and the numbers of the values in it."""
+    numbers: dict[Value, int] = {}
+    parts: list[Hashable] = []
+
+    def number(value: Value) -> int:
+        if value not in numbers:
+            root = names.get(value, value)
+            numbers[value] = len(numbers)
+            made = value.defining_op.name if value.defining_op is not None else ""
+            parts.append((value.type, made, -1 if root is value else number(root)))
+        return numbers[value]
+
+    for op in nest.walk():
+        attributes = tuple((n, attribute_key(a)) for n, a in sorted(op.attributes.items()))
+        operands = tuple(number(u.value) for u in op.operand_uses)
+        arguments = tuple(number(a) for r in op.regions for b in r.blocks for a in b.arguments)
+        sizes = tuple(len(b) for r in op.regions for b in r.blocks)
+        parts.append((op.name, sizes, attributes, operands, arguments, tuple(map(number, op.results))))
+    return tuple(parts), numbers
 
 
 # -- loops: the dependence test ----------------------------------------------------------------------------------------

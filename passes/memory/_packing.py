@@ -61,21 +61,23 @@ def pack(blocks: Sequence[Block], sizes: Sizes) -> Packing:
 def _place(order: Iterable[Block], aligned: dict[Block, Dim], sizes: Sizes) -> Packing:
     """Each block at the lowest offset that is free all the time that it is needed."""
     offsets: dict[Block, Dim] = {}
+    ends: dict[Block, Dim] = {}  # of those that are not empty
     for block in order:
         size = aligned[block]
         if size == 0:
             offsets[block] = 0
             continue
-        others = [(offsets[o], aligned[o]) for o in offsets if aligned[o] != 0 and o.first <= block.last and block.first <= o.last]
+        others = [(offsets[o], ends[o]) for o in ends if o.first <= block.last and block.first <= o.last]
         offsets[block] = _lowest(size, list(dict.fromkeys(others)), sizes)
-    return Packing(offsets, sizes.largest(dict.fromkeys(o + aligned[b] for b, o in offsets.items())))
+        ends[block] = offsets[block] + size
+    return Packing(offsets, sizes.largest(dict.fromkeys(ends.values())))
 
 
 def _lowest(size: Dim, others: list[tuple[Dim, Dim]], sizes: Sizes) -> Dim:
-    """The lowest offset at which a block overlaps none of the others, given as (offset, size)."""
-    ends = list(dict.fromkeys(offset + other for offset, other in others))
+    """The lowest offset at which a block overlaps none of the others, given by where they begin and end."""
+    ends = list(dict.fromkeys(end for _, end in others))
     for candidate in sorted([0, *ends], key=sizes.example):
-        end = candidate + size
-        if all(sizes.at_most(end, o) or sizes.at_most(o + s, candidate) for o, s in others):
+        behind = candidate + size
+        if all(sizes.at_most(behind, start) or sizes.at_most(end, candidate) for start, end in others):
             return candidate
     return sizes.largest(ends)  # behind all of them

@@ -28,6 +28,7 @@ class Sizes:
     def __init__(self, graph: Graph) -> None:
         self._ways = _substitutions(graph)
         self._known: dict[tuple[Dim, Dim], bool] = {}
+        self._values: dict[Dim, int] = {}
         self._example: dict[str, int] = {}
         with contextlib.suppress(GraphError):  # no examples meet the conditions; they only guide the choice between right plans
             self._example = choose_sizes(graph, sizes=_EXAMPLES)
@@ -35,9 +36,13 @@ class Sizes:
 
     def example(self, dim: Dim) -> int:
         """The value of an expression for example sizes."""
-        value = substitute(dim, {n: self._example.get(n, _EXAMPLES[0]) for n in symbols_of(dim)})
-        assert isinstance(value, int)
-        return value
+        if isinstance(dim, int):
+            return dim
+        if dim not in self._values:
+            value = substitute(dim, {n: self._example.get(n, _EXAMPLES[0]) for n in symbols_of(dim)})
+            assert isinstance(value, int)
+            self._values[dim] = value
+        return self._values[dim]
 
     def at_most(self, a: Dim, b: Dim) -> bool:
         """Whether ``a <= b`` for all sizes that the graph may have."""

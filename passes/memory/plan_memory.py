@@ -14,7 +14,7 @@ from ir.opdef import REGISTRY
 from ir.rewriter import replace_op
 from ir.types import MemRefType, u8
 from passes.infra.base import Pass, PassContext
-from passes.memory._inplace import may_take_over
+from passes.memory._inplace import TakingOver
 from passes.memory._lifetimes import Buffer, Lifetimes
 from passes.memory._packing import Block, pack
 from passes.memory._sizes import Sizes
@@ -84,12 +84,13 @@ def _plan(graph: Graph, context: PassContext, inplace: bool) -> bool:
 
 def _blocks(lifetimes: Lifetimes) -> list[Block]:
     """Buffers in order of their first use, joined with the one whose memory they may take over."""
+    taking_over = TakingOver(lifetimes.names)
     blocks: list[Block] = []
     ending: dict[int, list[Block]] = {}
     for buffer in sorted(lifetimes.buffers, key=lambda b: (b.first, b.last)):
         nest = lifetimes.order[buffer.first]
         candidates = ending.get(buffer.first, [])
-        block = next((b for b in candidates if may_take_over(nest, lifetimes.names, b.buffers[-1], buffer)), None)
+        block = next((b for b in candidates if taking_over.may(nest, b.buffers[-1], buffer)), None)
         if block is None:
             block = Block()
             blocks.append(block)

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pass_checks import apply, assert_same_bits, load, optimize, outputs
 
+import graph_opt
 from ir.clone import clone_module
 from ir.core import Module, Value
 from ir.dims import Dim, substitute, symbol
 from ir.inputs import choose_sizes, generate_inputs
+from ir.parser import parse_module
 from ir.printer import print_module
 from ir.types import MemRefType, f32
 from ir.verifier import verify_module
@@ -22,6 +24,7 @@ from passes.infra.verify_exec import same_bits
 from passes.memory._lifetimes import Buffer
 from passes.memory._packing import Block, pack
 from passes.memory._sizes import Sizes
+from passes.pipelines import PRESETS
 from tests.memory_checker import Overlap, check_plan, poisoned
 
 SIZES = ((3, 4, 2, 5, 8, 16, 1, 0), (1, 2, 8, 0), (7, 9, 16, 5))
@@ -444,6 +447,20 @@ def test_a_model() -> None:
     apply(before, "inline,decompose,lower-to-linalg")
     for a, b in zip(outputs(before, "main", arrays, {}), outputs(poisoned(module), "main", arrays, {}), strict=True):
         assert same_bits(a, b)
+
+
+def test_native_code_runs_on_a_plan() -> None:
+    """The same bits with a plan, with poison in what is free, and without a plan."""
+    until, _, rest = PRESETS["cpu"].partition("plan-memory,")
+    unplanned, planned = parse_module(MODEL), parse_module(MODEL)
+    apply(unplanned, until.rstrip(", "))
+    apply(planned, until + "plan-memory")
+    assert sum(op.name == "memref.view" for op in planned.walk()) >= 5
+    for sizes in ({"B": 2, "S": 5}, {"B": 1, "S": 1}, {"B": 0, "S": 3}):
+        arrays = generate_inputs(planned, planned.main, sizes, "real", 2)
+        wanted = graph_opt.compile(unplanned, pipeline=rest, device="cpu")(*arrays)
+        for module in (planned, poisoned(planned)):
+            assert same_bits(wanted, graph_opt.compile(module, pipeline=rest, device="cpu")(*arrays))
 
 
 def random_program(seed: int) -> str:
