@@ -17,7 +17,7 @@ from graph_opt.executable import NativeExecutable
 from ir.attributes import GraphRef
 from ir.core import Graph, Module, Operation
 from ir.interpreter import Environment, Interpreter
-from ir.references import INITIAL
+from ir.references import INITIAL, load_time_graphs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class _Stored:
         self.module = module
         self.sources = sources
         self.threads = threads
-        self._interpreter = Interpreter(module, sources)
+        self._interpreter = Interpreter(_load_time_part(module), sources)
         self._initial: dict[str, list[NDArray[Any]]] = {}
 
     def tensors(self, text: NativeModule) -> list[NDArray[Any]]:
@@ -84,6 +84,15 @@ class _Stored:
         self._interpreter.run_operation(op, environment)
         array: NDArray[Any] = environment.arrays[op.results[0]]
         return array
+
+
+def _load_time_part(module: Module) -> Module:
+    """The graphs that run when the program is loaded, and the files that they read."""
+    part = Module(module.source)
+    part.files = module.files
+    for name in load_time_graphs(module):
+        part.graphs[name] = module.graphs[name]
+    return part
 
 
 def _has_loops(graph: Graph) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,10 +82,13 @@ class Interpreter:
         self._initials: dict[Graph, list[tuple[NDArray[Any], DType]]] = {}
         self._depth = 0
         self._largest: dict[Graph, dict[TensorType, Value]] = {}
-        # scalars and rank-0 tensors look alike in numpy, so programs of the lower levels need their types
-        lower = any(op.regions or op.definition.dialect != "graph" for op in module.walk())
-        self._static_types: Mapping[Value, Type] = Inference(module, Diagnostics()).run() if lower else {}
         self._fixed_types: dict[Operation, Sequence[Type] | None] = {}
+
+    @cached_property
+    def _static_types(self) -> Mapping[Value, Type]:
+        """Types of all values where there is more than tensor operations: scalars and rank-0 tensors look alike in numpy."""
+        lower = any(op.regions or op.definition.dialect != "graph" for op in self.module.walk())
+        return Inference(self.module, Diagnostics()).run() if lower else {}
 
     def run(self, graph: Graph, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """The results for the given inputs, in order; arrays of ``inout`` parameters are updated in place.

@@ -77,7 +77,7 @@ class Nest:
 
 def is_nest(op: Operation) -> bool:
     """Whether the operation is a nest whose rounds may run in any order."""
-    return op.name == "linalg.generic" and not any(d.reduce for d in Nest(op).dims)
+    return op.name == "linalg.generic" and not any(isinstance(a, LoopDim) and a.reduce for a in layout_of(op))
 
 
 def root(buffer: Value) -> Value:
@@ -113,7 +113,7 @@ def written_memory(op: Operation) -> list[Value]:
     for inner in op.walk() if op.regions else (op,):
         name = inner.name
         if name == "linalg.generic":
-            found += [root(o.buffer) for o in Nest(inner).outputs]
+            found += [root(b) for b in _output_buffers(inner)]
         elif name in ("memref.store", "vector.store"):
             access = layout_of(inner)[1]
             assert isinstance(access, AccessArg)
@@ -123,6 +123,15 @@ def written_memory(op: Operation) -> list[Value]:
         elif not inner.definition.pure and not inner.regions:
             found += [root(v) for v in inner.operands if isinstance(v.type, MemRefType)]
     return found
+
+
+def _output_buffers(op: Operation) -> list[Value]:
+    """The buffers that a ``linalg.generic`` stores to itself."""
+    terminator = op.regions[0].block.terminator
+    count = len(terminator.operand_uses) if terminator is not None else 0
+    layout = layout_of(op)
+    sources = [a.source for a in layout[len(layout) - count :] if isinstance(a, BindArg)]
+    return [op.operand_uses[s.position].value for s in sources]
 
 
 def nested_nests(op: Operation) -> Iterator[Nest]:

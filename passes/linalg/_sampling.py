@@ -28,9 +28,11 @@ from passes.linalg._bodies import (
     store,
     to_double,
     to_i64,
+    when,
 )
+from passes.linalg._heaps import RowHeap
 from passes.linalg._nests import Access, Loop, Lowering, narrow, number, tensor_type, wide_dtype
-from passes.linalg._sorting import RowSorter, count_passes, replaced
+from passes.linalg._sorting import count_passes, replaced
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
@@ -128,24 +130,33 @@ def dropout(low: Lowering) -> list[Value]:
 
 
 def top_p(low: Lowering) -> list[Value]:
-    """``top_p``: the places of each row are sorted, then elements are kept in that order."""
+    """``top_p``: a heap of each row gives the largest until there are enough; as a rule that is soon."""
     source, buffer, p = low.operand("probs"), low.result_buffer(), low.op.attribute("p")
     assert isinstance(p, float)
     shape = buffer_type(source).shape
     axis, dtype = len(shape) - 1, buffer_type(source).dtype
 
     with low.builder:
-        sorter = RowSorter(low, source, axis, descending=True)
+        heap = RowHeap(low, source, axis)
 
         def row(places: list[Place]) -> None:
-            sorter.sort(places)
+            heap.build(places)
 
-            def step(at: Value, total: Value, keep: Value) -> Sequence[Value]:
-                here = replaced(places, axis, load(sorter.places, [sorter.half, *replaced(places, axis, at)]))
-                element = load(source, here)
-                store(select(keep, element, number(0, dtype)), buffer, here)
-                total = addf(total, to_double(element))
-                return total, andi(keep, negation(cmpf(total, number(p, f64), predicate="ge")))
+            def drop(at: Value) -> Sequence[Value]:
+                store(number(0, dtype), buffer, replaced(places, axis, at))
+                return ()
+
+            serial(0, shape[axis], [], drop)
+
+            def step(at: Value, total: Value, more: Value) -> Sequence[Value]:
+                def keep() -> Sequence[Value]:
+                    here = replaced(places, axis, heap.pop(places, subi(heap.count, at)))
+                    element = load(source, here)
+                    store(element, buffer, here)
+                    reached = addf(total, to_double(element))
+                    return reached, negation(cmpf(reached, number(p, f64), predicate="ge"))
+
+                return when(more, keep, lambda: (total, more))
 
             serial(0, shape[axis], [number(0, f64), number(True, boolean)], step)
 

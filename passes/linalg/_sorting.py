@@ -1,6 +1,6 @@
 """Loops that put elements in order: sort, argsort, topk.
 
-Places are sorted, not elements: a buffer of indices beside the tensor, in rows along the axis.
+In copies of the tensor, and in buffers of indices, in rows along the axis.
 """
 
 from __future__ import annotations
@@ -31,32 +31,46 @@ def replaced(places: Sequence[Any], axis: int, place: Any) -> list[Any]:
 
 
 class RowSorter:
-    """A stable merge sort of the places along an axis, from runs of one element upwards.
+    """A stable merge sort along an axis, from runs of one element upwards.
 
-    The runs go back and forth between the two halves of a buffer: pass number p reads half p mod 2.  All that does not
-    depend on the row is built in front of the loops over rows, where the sorter is made.
+    The runs go back and forth between the two halves of a buffer: pass number p reads half p mod 2.  With ``places`` a
+    buffer of indices goes along.  All that does not depend on the row is built in front of the loops over rows, where the
+    sorter is made.
     """
 
-    def __init__(self, low: Lowering, source: Value, axis: int, descending: bool) -> None:
-        shape = buffer_type(source).shape
+    def __init__(self, low: Lowering, source: Value, axis: int, *, descending: bool, places: bool) -> None:
+        type_ = buffer_type(source)
         self.source, self.axis, self.descending = source, axis, descending
-        self.extent = shape[axis]
-        self.places = low.alloc(index, (2, *shape), f"{low.origin}.places")
+        self.extent = type_.shape[axis]
+        self.elements = low.alloc(type_.dtype, (2, *type_.shape), f"{low.origin}.elements")
+        self.places = low.alloc(index, (2, *type_.shape), f"{low.origin}.places") if places else None
         self.count = size(source, axis)
         self.passes: Place | Dim
         self.half: Place | Dim
-        """The half that the sorted places are in at the end."""
+        """The half that is in order at the end."""
         if isinstance(self.extent, int):
             self.passes = max(self.extent - 1, 0).bit_length()
             self.half = self.passes % 2
         else:
             self.passes, self.half = count_passes(self.count)
 
+    def element(self, at: Sequence[Any]) -> Value:
+        """An element of what is in order."""
+        return load(self.elements, [self.half, *at])
+
+    def place(self, at: Sequence[Any]) -> Value:
+        """The index that it had along the axis."""
+        assert self.places is not None
+        return load(self.places, [self.half, *at])
+
     def sort(self, row: Sequence[Place]) -> None:
-        """Sorts the places of one row; what stands in ``row`` for the axis means nothing."""
+        """Sorts one row; what stands in ``row`` for the axis means nothing."""
 
         def begin(at: Value) -> Sequence[Value]:
-            store(at, self.places, [0, *replaced(row, self.axis, at)])
+            here = replaced(row, self.axis, at)
+            store(load(self.source, here), self.elements, [0, *here])
+            if self.places is not None:
+                store(at, self.places, [0, *here])
             return ()
 
         serial(0, self.extent, [], begin)
@@ -74,17 +88,19 @@ class RowSorter:
         serial(0, self.passes, [number(1, index), number(0, index), number(1, index)], double_runs)
 
     def _merge(self, row: Sequence[Place], start: Value, middle: Value, end: Value, read: Value, write: Value) -> None:
-        last = subi(self.count, number(1, index))
+        last, one = subi(self.count, number(1, index)), number(1, index)
 
         def step(at: Value, left: Value, right: Value) -> Sequence[Value]:
             # a run that has come to its end is not asked, so any place will do
-            first, second = (load(self.places, [read, *replaced(row, self.axis, minsi(p, last))]) for p in (left, right))
-            x, y = (widen(load(self.source, replaced(row, self.axis, p))) for p in (first, second))
-            overtakes = exceeds(y, x) if self.descending else exceeds(x, y)
+            first, second = ([read, *replaced(row, self.axis, minsi(p, last))] for p in (left, right))
+            to = [write, *replaced(row, self.axis, at)]
+            x, y = load(self.elements, first), load(self.elements, second)
+            overtakes = exceeds(widen(y), widen(x)) if self.descending else exceeds(widen(x), widen(y))
             none_left, some_right = cmpi(left, middle, predicate="ge"), cmpi(right, end, predicate="lt")
             chosen = ori(none_left, andi(some_right, overtakes))
-            store(select(chosen, second, first), self.places, [write, *replaced(row, self.axis, at)])
-            one = number(1, index)
+            store(select(chosen, y, x), self.elements, to)
+            if self.places is not None:
+                store(select(chosen, load(self.places, second), load(self.places, first)), self.places, to)
             return select(chosen, left, addi(left, one)), select(chosen, addi(right, one), right)
 
         serial(start, end, [start, middle], step)
@@ -102,12 +118,12 @@ def count_passes(count: Value) -> tuple[Value, Value]:
     return passes, half
 
 
-def _sorted_rows(low: Lowering, source: Value, axis: int, descending: bool) -> Callable[[Sequence[Dim]], Value]:
-    """Sorts all rows; what it returns loads the place at a position of the result."""
+def _sorted_rows(low: Lowering, source: Value, axis: int, *, descending: bool, places: bool) -> RowSorter:
+    """Sorts all rows."""
     with low.builder:
-        sorter = RowSorter(low, source, axis, descending)
+        sorter = RowSorter(low, source, axis, descending=descending, places=places)
         parallel(replaced(buffer_type(source).shape, axis, 1), sorter.sort)
-    return lambda names: load(sorter.places, [sorter.half, *names])
+    return sorter
 
 
 def _over_result(low: Lowering, number_: int, body: Callable[[Sequence[Dim]], Value]) -> Value:
@@ -123,17 +139,14 @@ def _over_result(low: Lowering, number_: int, body: Callable[[Sequence[Dim]], Va
 
 
 def in_order(low: Lowering) -> list[Value]:
-    """``sort`` and ``argsort``: the places of each row are sorted, then a nest over the result."""
-    axis, source = axis_of(low), low.operand("x")
-    place = _sorted_rows(low, source, axis, bool(low.op.attribute("descending")))
+    """``sort`` and ``argsort``: each row is sorted, then a nest over the result takes what is wanted."""
+    places = low.op.definition.name == "argsort"
+    sorter = _sorted_rows(low, low.operand("x"), axis_of(low), descending=bool(low.op.attribute("descending")), places=places)
+    return [_over_result(low, 0, lambda names: _as_i64(sorter.place(names)) if places else sorter.element(names))]
 
-    def element(names: Sequence[Dim]) -> Value:
-        return load(source, replaced(names, axis, place(names)))
 
-    def position(names: Sequence[Dim]) -> Value:
-        return index_cast(place(names), result_type=ScalarType(i64))  # type: ignore[no-any-return]
-
-    return [_over_result(low, 0, element if low.op.definition.name == "sort" else position)]
+def _as_i64(place: Value) -> Value:
+    return index_cast(place, result_type=ScalarType(i64))  # type: ignore[no-any-return]
 
 
 def largest(low: Lowering) -> list[Value]:
@@ -144,12 +157,12 @@ def largest(low: Lowering) -> list[Value]:
     if not isinstance(extent, int):
         _check_count(low, source, axis, k)
     descending = bool(low.op.attribute("largest"))
-    few = k <= _SELECTED and extent != k
-    place = _selected_rows(low, source, axis, k, descending) if few else _sorted_rows(low, source, axis, descending)
-    return [
-        _over_result(low, 0, lambda names: load(source, replaced(names, axis, place(names)))),
-        _over_result(low, 1, lambda names: index_cast(place(names), result_type=ScalarType(i64))),
-    ]
+    if k <= _SELECTED and extent != k:
+        best = _selected_rows(low, source, axis, k, descending)
+        values = _over_result(low, 0, lambda names: load(source, replaced(names, axis, load(best, names))))
+        return [values, _over_result(low, 1, lambda names: _as_i64(load(best, names)))]
+    sorter = _sorted_rows(low, source, axis, descending=descending, places=True)
+    return [_over_result(low, 0, sorter.element), _over_result(low, 1, lambda names: _as_i64(sorter.place(names)))]
 
 
 def _check_count(low: Lowering, source: Value, axis: int, k: int) -> None:
@@ -160,8 +173,8 @@ def _check_count(low: Lowering, source: Value, axis: int, k: int) -> None:
         check(enough, f"topk: k={k} is more than the {elements}", (), described)
 
 
-def _selected_rows(low: Lowering, source: Value, axis: int, k: int, descending: bool) -> Callable[[Sequence[Dim]], Value]:
-    """Goes through each row with a sorted list of the k best places so far."""
+def _selected_rows(low: Lowering, source: Value, axis: int, k: int, descending: bool) -> Value:
+    """Goes through each row with a sorted list of the k best places so far, in a buffer that it returns."""
     shape = buffer_type(source).shape
     with low.builder:
         best = low.alloc(index, replaced(shape, axis, k), f"{low.origin}.places")
@@ -205,4 +218,4 @@ def _selected_rows(low: Lowering, source: Value, axis: int, k: int, descending: 
 
         if k:
             parallel(replaced(shape, axis, 1), row)
-    return lambda names: load(best, list(names))
+    return best
