@@ -119,6 +119,8 @@ class Tally:
         with self.lock:
             self.seen["programs"] += 1
             self.seconds[seed] = seconds
+            if self.seen["programs"] % 250 == 0:
+                print(f"{self.seen['programs']} programs, {self.failures} failures, at seed {seed}", file=sys.stderr, flush=True)
             if "error" not in found:
                 self.seen.update(found)
                 return
