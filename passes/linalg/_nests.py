@@ -224,23 +224,16 @@ class Lowering:
 
     def reduce(self, loops: Sequence[Loop], reads: Sequence[Access], start: Value, step: Callable[..., Value]) -> Value:
         """A ``linalg.reduce`` in the body of a nest.  ``step`` gets the scalars that are read, then what is accumulated."""
-        return self.reduce_all(loops, reads, [start], lambda *scalars: [step(*scalars)])[0]
-
-    def reduce_all(
-        self, loops: Sequence[Loop], reads: Sequence[Access], starts: Sequence[Value], step: Callable[..., Sequence[Value]]
-    ) -> tuple[Value, ...]:
-        """:meth:`reduce` of several scalars at once."""
-        region = self._region(reads, "abcdefgh", starts)
+        region = self._region(reads, "abcdefgh", [start])
         with Builder(region.block, origin=self.origin, loc=self.op.loc) as inner:
-            inner.create(yield_, step(*region.block.arguments))
+            inner.create(yield_, [step(*region.block.arguments)])
         layout: list[Any] = [LoopDim(str(n.name), n.bound) for n in loops]
-        layout += [*_bindings(reads), *(BindArg(OperandArg(len(reads) + i)) for i in range(len(starts)))]
+        layout += [*_bindings(reads), BindArg(OperandArg(len(reads)))]
         builder = current_builder()
         assert builder is not None
-        operands = [*(a.buffer for a in reads), *starts]
+        operands = [*(a.buffer for a in reads), start]
         attributes: Any = {LAYOUT: tuple(layout)}
-        types = [s.type for s in starts]
-        return builder.create(REGISTRY["linalg.reduce"], operands, attributes, regions=[region], result_types=types).results
+        return builder.create(REGISTRY["linalg.reduce"], operands, attributes, regions=[region], result_types=[start.type]).result
 
     def _region(self, accesses: Sequence[Access], suffixes: Sequence[str], carried: Sequence[Value]) -> Region:
         region = Region()
