@@ -19,7 +19,7 @@ _LOOPS = (
     "lower-to-loops",
     "tile{loop=n, size=48, outside=m}",
     "tile{loop=m, size=8}",
-    "pack",
+    "pack{stored_only=false, rows=32}",
     "hoist-to-init",
     "peel{loop=n.tile, sizes=[16]}",
     "peel{loop=m.tile, sizes=[4, 2, 1]}",

@@ -62,7 +62,8 @@ class Pack(Pass):
     The panels of weights, constants and ``initial`` values (and of what is computed from them alone) are made by
     operations on tensors, which ``hoist-to-init`` moves to the time when the program is loaded; nests that read the same
     in the same layout share them.  Without ``stored_only`` other buffers are packed too, by a nest in front of the one
-    that reads them.
+    that reads them; the work is worth it when there are many ``rows``, rounds of the loops between the tiles and the
+    columns.
 
     Run it after ``tile``, and before ``peel``, which splits tiles in ways that panels don't follow.
     """
@@ -71,6 +72,8 @@ class Pack(Pass):
     """tag of the loops over tiles"""
     stored_only: bool = True
     """only what is known when the program is loaded"""
+    rows: int = 0
+    """what is packed when the program runs is read for at least so many rows, as far as is known when compiling"""
 
     keeps_types: ClassVar[bool] = True
 
@@ -80,7 +83,7 @@ class Pack(Pass):
         for graph in walk_graphs(module):
             if graph.name in at_load_time:
                 continue
-            packing = _Packing(graph, self.stored_only)
+            packing = _Packing(graph, self.stored_only, self.rows)
             for tiles in loops_tagged(graph, self.loop):
                 packed += packing.tiles(tiles)
             packing.clean()
@@ -92,9 +95,10 @@ class Pack(Pass):
 class _Packing:
     """Packs buffers of one graph; ``made`` are the panels that there are, by what they hold and who may read them."""
 
-    def __init__(self, graph: Graph, stored_only: bool) -> None:
+    def __init__(self, graph: Graph, stored_only: bool, rows: int) -> None:
         self.graph = graph
         self.stored_only = stored_only
+        self.rows = rows
         self.made: dict[tuple[Value, Type, Panels, Operation | None], Value] = {}
         self.replaced: dict[Value, None] = {}
 
@@ -126,7 +130,8 @@ class _Packing:
         nest = self._nest(load)
         if not panels.fit(access.buffer.type) or _is_written(access.buffer, nest):
             return False
-        buffer = self._panels(access.buffer, panels, nest)
+        at_run_time = not self.stored_only and (self.rows == 0 or _known_rows(tile, column) >= self.rows)
+        buffer = self._panels(access.buffer, panels, nest, at_run_time)
         if buffer is None:
             return False
         write_layout(load, [panels.access(access, buffer, value_symbol(tile), value_symbol(column))])
@@ -142,9 +147,9 @@ class _Packing:
                     break
                 op = source
 
-    def _panels(self, buffer: Value, panels: Panels, nest: Operation) -> Value | None:
+    def _panels(self, buffer: Value, panels: Panels, nest: Operation, at_run_time: bool) -> Value | None:
         tensor = stored_tensor(buffer)
-        if tensor is None and self.stored_only:
+        if tensor is None and not at_run_time:
             return None
         key = (tensor or buffer, buffer.type, panels, None if tensor else nest)
         made = self.made.get(key)
@@ -161,6 +166,25 @@ class _Packing:
         while (outer := parent(op)) is not None:
             op = outer
         return op
+
+
+def _known_rows(tile: Value, column: Value) -> int:
+    """How many rounds the loops between a tile and its columns have together, as far as is known; 1 for those that are not."""
+    rows = 1
+    loop = parent(_loop_of(column))
+    while loop is not None and loop is not _loop_of(tile):
+        bounds = single_range(loop) if is_loop(loop) else None
+        if bounds is not None and isinstance(bounds.step, int):
+            sizes = [size for t in minimum_terms(bounds.stop) if isinstance(size := t - bounds.start, int)]
+            rows *= max(1, min(sizes, default=1) // bounds.step)
+        loop = parent(loop)
+    return rows
+
+
+def _loop_of(variable_: Value) -> Operation:
+    """The loop whose variable a value is."""
+    assert isinstance(variable_.owner, Block) and variable_.owner.parent is not None and variable_.owner.parent.parent is not None
+    return variable_.owner.parent.parent
 
 
 def find_places(load: Operation, access: Access, column: Value, width: int) -> tuple[int, int] | None:
