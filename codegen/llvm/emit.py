@@ -42,11 +42,13 @@ def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | 
         i64 @NAME_workspace(ptr dims)
         void @NAME_shapes(ptr dims, ptr out)
 
-    ``args`` are pointers, one for each of ``NativeModule.arguments``; ``dims`` the named dimensions, i64, in the order of
-    ``symbols``; the first function gives 0, or 1 when the run failed.  The second one gives the bytes of workspace, -1
-    when a dimension is negative or sizes are too large; it is called first.  The third one writes the dimensions of all
-    results one after the other.  All ``threads`` threads call the first function with their numbers; a thread may come
-    back before others do, so whether the run failed is known when all are back.
+    ``args`` are pointers, one for each of ``NativeModule.arguments``, aligned to their elements, those of stored tensors
+    and the workspace to 64 bytes.  ``dims`` are the named dimensions, i64, in the order of ``symbols``; that arrays have
+    the parameters' shapes and that the graph's ``where`` clause holds is the caller's business, accesses rely on it.  The
+    first function gives 0, or 1 when the run failed.  The second one gives the bytes of workspace, -1 when a dimension
+    is negative or sizes are too large; it is called first.  The third one writes the dimensions of all results one after
+    the other.  All ``threads`` threads call the first function with their numbers; a thread may come back before others
+    do, so whether the run failed is known when all are back.  When several threads fail, the one that is first says why.
 
     ``state`` is 64-byte aligned and zero before a run.  It holds the failed site + 1 (i32 at 0) with two numbers (i64 at 8
     and 16), the barrier (i32 at 64 and at 128), and at 192 the function that ``print`` calls:

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Sequence
 
 from codegen.llvm.polynomials import Poly, add, constant, divisor_of, multiply, product, scale
+from codegen.llvm.space import SMALL
 from codegen.llvm.types import element_text, in_memory, lanes_of, splat_text, suffix, vector_of
 from codegen.llvm.writer import Buffer, Writer, emits
 from dialects._access import block_shape
 from ir.core import Operation, Value
 from ir.dims import DimExpr
-from ir.dims import product as size_of
 from ir.layout import AccessArg, OperandArg, layout_of
 from ir.types import DType, MemRefType
 
@@ -243,6 +243,34 @@ def _vector_store(w: Writer, op: Operation) -> None:
         w.line(f"call void {function}({vector} {part}, ptr {w.address(buffer, row)}, i32 {align}, {flags} {mask})")
 
 
+def _check_shape(w: Writer, op: Operation, type_: MemRefType) -> list[Poly]:
+    """The dimensions of a new buffer; those that may be negative are checked, since index checks rely on it."""
+    shape = w.unit.shape_of(type_, op)
+    for size in shape:
+        w.space.magnitude(size)  # products of named dimensions are checked when the program starts
+        if not w.space.prove(size):
+            found = w.integer(size)
+            places = ", ".join(f"{{{2 + i}}}" for i in range(len(shape)))
+            text = str(MemRefType(type_.dtype, (), type_.space, type_.align)).replace("[]", f"[{places}]")
+            w.check(w.set(f"icmp sge i64 {found}, 0"), f"a dimension of {text} is negative", dims=type_.shape)
+    return shape
+
+
+def _bytes(w: Writer, shape: Sequence[Poly], item: int) -> str:
+    """The size of a buffer, checked for overflow where it may be too large."""
+    size = scale(product(shape), item)
+    if w.space.magnitude(size) <= SMALL:
+        return w.integer(size)
+    total = str(item)
+    times = w.unit.declare("{ i64, i1 }", "llvm.umul.with.overflow.i64", "i64", "i64")
+    for dim in shape:
+        pair = w.set(f"call {{ i64, i1 }} {times}(i64 {total}, i64 {w.integer(dim)})")
+        total = w.set(f"extractvalue {{ i64, i1 }} {pair}, 0")
+        fits = w.set(f"xor i1 {w.set(f'extractvalue {{ i64, i1 }} {pair}, 1')}, true")
+        w.check(w.set(f"and i1 {fits}, {w.set(f'icmp ule i64 {total}, {SMALL}')}"), "the buffer is larger than any memory")
+    return total
+
+
 # -- buffers -----------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +288,7 @@ def _reshape(w: Writer, op: Operation) -> None:
     old = w.buffer(op.operand_uses[0].value)
     type_ = op.results[0].type
     assert isinstance(type_, MemRefType)
-    w.buffers[op.results[0]] = Buffer(old.pointer, type_, w.unit.shape_of(type_, op), old.align, old.readonly)
+    w.buffers[op.results[0]] = Buffer(old.pointer, type_, _check_shape(w, op, type_), old.align, old.readonly)
 
 
 @emits("memref.view")
@@ -268,7 +296,7 @@ def _view(w: Writer, op: Operation) -> None:
     arena = w.buffer(op.operand_uses[0].value)
     type_, offset = op.results[0].type, op.attributes["offset"]
     assert isinstance(type_, MemRefType) and isinstance(offset, (int, DimExpr))
-    shape = w.unit.shape_of(type_, op)
+    shape = _check_shape(w, op, type_)
     start, item = w.space.convert(offset), type_.dtype.itemsize
     size = scale(product(shape), item)
     total = arena.shape[0]
@@ -276,28 +304,25 @@ def _view(w: Writer, op: Operation) -> None:
         found = w.integer(start)
         fits = w.set(f"icmp eq i64 {w.set(f'urem i64 {found}, {item}')}, 0")
         w.check(fits, f"offset {{0}} is not a multiple of {item}, the bytes of {type_.dtype}", found)
-    inside = w.space.prove(start) and (
-        w.space.prove(add(add(total, start, -1), size, -1)) or _same_size(arena.type.shape[0], offset, type_)
-    )
+    exact = w.space.magnitude(size) <= SMALL and w.space.magnitude(start) <= SMALL
+    inside = exact and w.space.prove(start) and w.space.prove(add(add(total, start, -1), size, -1))
     if not inside:
-        found, limit = w.integer(start), w.set(f"sub i64 {w.integer(total)}, {w.integer(size)}")
+        found, amount = w.integer(start), _bytes(w, shape, item)
+        limit = w.set(f"sub i64 {w.integer(total)}, {amount}")
         ok = w.set(f"and i1 {w.set(f'icmp sle i64 {found}, {limit}')}, {w.set(f'icmp sge i64 {found}, 0')}")
-        end = w.set(f"add i64 {found}, {w.integer(size)}")
+        end = w.set(f"add i64 {found}, {amount}")
         w.check(ok, f"bytes {{0}} to {{1}} are outside {MemRefType(arena.type.dtype, ())}".replace("[]", "[{2}]"), found, end, [arena.type.shape[0]])
     bytes_ = Buffer(arena.pointer, arena.type, arena.shape, arena.align)
     align = w.alignment(bytes_, start)
     w.buffers[op.results[0]] = Buffer(w.address(bytes_, start), type_, shape, max(align, 1), arena.readonly)
 
 
-def _same_size(total: object, offset: object, type_: MemRefType) -> bool:
-    return offset == 0 and total == size_of(type_.shape) * type_.dtype.itemsize
-
-
 @emits("memref.alloc")
 def _alloc(w: Writer, op: Operation) -> None:
     type_ = op.results[0].type
     assert isinstance(type_, MemRefType)
-    w.buffers[op.results[0]] = Buffer(w.memory(op, type_), type_, w.unit.shape_of(type_, op), w.memory_alignment(op, type_))
+    shape = _check_shape(w, op, type_)
+    w.buffers[op.results[0]] = Buffer(w.memory(op, type_), type_, shape, w.memory_alignment(op, type_))
 
 
 @emits("memref.copy")

@@ -168,6 +168,8 @@ class Space:
         return found
 
     def _new_function(self, kind: str, args: tuple[Poly, ...]) -> Poly:
+        if not all(map(self.is_exact, args)):
+            return self._function_atom(kind, args, None)  # code may see another number than a proof
         expanded = tuple(map(self.expand, args))
         if kind in ("min", "max"):
             meaning = self._extremum(kind, expanded)
@@ -186,7 +188,7 @@ class Space:
         return self._function_atom(kind, args, meaning)
 
     def _function_atom(self, kind: str, args: tuple[Poly, ...], meaning: Poly | None) -> Poly:
-        atom = self._atom(max(map(self.magnitude, args)))
+        atom = self._atom(max(map(self.magnitude, args)) if all(map(self.is_exact, args)) else 1 << 63)
         atom.function = (kind, args)
         if meaning is not None:
             atom.means(meaning)

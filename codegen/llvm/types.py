@@ -29,9 +29,21 @@ def in_memory(dtype: DType) -> str:
     return "i8" if dtype.kind == "bool" else REGISTER[dtype.name]
 
 
+MAX_LANES = 4096
+
+
+class BadVector(Exception):
+    """A vector without elements, or with so many that LLVM would not come to an end."""
+
+
 def lanes_of(type_: Type) -> int:
     """Number of elements of a vector; 0 for a scalar."""
-    return math.prod(type_.shape) if isinstance(type_, VectorType) else 0
+    if not isinstance(type_, VectorType):
+        return 0
+    lanes = math.prod(type_.shape)
+    if not 0 < lanes <= MAX_LANES:
+        raise BadVector(f"{type_} has {lanes} elements, native code has vectors of 1 to {MAX_LANES}")
+    return lanes
 
 
 @lru_cache(maxsize=1024)

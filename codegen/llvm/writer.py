@@ -12,7 +12,7 @@ from typing import Union
 from codegen.llvm.native import Site
 from codegen.llvm.polynomials import Poly, as_number, divisor_of, multiply
 from codegen.llvm.space import SMALL, Space
-from codegen.llvm.types import in_memory, is_constant, llvm_type, splat_text, vector_of
+from codegen.llvm.types import BadVector, in_memory, is_constant, llvm_type, splat_text, vector_of
 from ir.core import Block, Operation, Value
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim
@@ -476,7 +476,10 @@ class Writer:
                 Diagnostic(f"codegen: no native code for '{op.definition.text_name}'", op.loc, "it is for a higher level: lower it first")
             )
         self.current = op
-        handler(self, op)
+        try:
+            handler(self, op)
+        except BadVector as problem:
+            raise GraphError(Diagnostic(f"codegen: {problem}", op.loc, "unroll-vectors makes vectors for machines")) from None
 
     # -- memory on the stack ---------------------------------------------------------------------------------------
 

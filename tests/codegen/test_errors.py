@@ -274,3 +274,56 @@ def test_large_buffers_in_loops_are_refused() -> None:
         module = main_program("%A: memref<f32[N]>", body.replace("SIZE", str(size)))
         with pytest.raises(GraphError, match=message):
             NativeGraph(module, module.main)
+
+
+def test_negative_dimensions() -> None:
+    stores = {
+        "%M = memref.alloc() : memref<u8[64]>\n%V = memref.view(%M, offset=0) : memref<f32[N-4, N-4]>": "memref.store(%z, %V[%j, %j])",
+        "%V = memref.alloc() : memref<f32[N-4]>": "memref.store(%z, %V[%j])",
+        "%W = memref.alloc() : memref<f32[N*N-8*N+16]>\n%V = memref.reshape(%W) : memref<f32[4-N, 4-N]>": "memref.store(%z, %V[%j, %j])",
+    }
+    for make, store in stores.items():
+        body = f"%z = arith.constant(0.0) : f32\n%j = memref.load(%J[]) : index\n{make}\n{store}"
+        module = main_program("%A: memref<f32[N]>, %J: memref<index[]>", body)
+        native = NativeGraph(module, module.main)
+        for size in (0, 2, 3, 4, 5, 6, 40):
+            for at in (0, 1, -1, -(10**6), 10**6):
+                arrays = [zeros(size), np.array(at, J)]
+                inside = 0 <= at < (4 - size if "4-N" in make else size - 4)
+                fits = "view" not in make or (size - 4) ** 2 * 4 <= 64
+                if inside and fits:
+                    native.run(arrays)
+                else:
+                    with pytest.raises(GraphError):
+                        native.run(arrays)
+
+
+def test_sizes_that_wrap_around_are_refused() -> None:
+    for shape in ("N*N*N*N, 16", "N, 1099511627776, 67108864"):
+        body = f"%z = arith.constant(0.0) : f32\n%M = memref.alloc() : memref<u8[64]>\n%V = memref.view(%M, offset=0) : memref<f32[{shape}]>\n"
+        module = main_program("%A: memref<i8[N]>", body + f"memref.store(%z, %V[{', '.join(['3'] * (shape.count(',') + 1))}])")
+        with pytest.raises(GraphError, match=r"larger than|do not fit"):
+            NativeGraph(module, module.main).run([np.zeros(1 << 16, np.int8)])
+
+
+def test_functions_of_what_may_wrap_prove_nothing() -> None:
+    large = "*".join(["N"] * 3)
+    body = f"%a = memref.load(%A[min({large}*1152921504606846976, 3)]) : f32\nmemref.store(%a, %C[0])"
+    module = main_program("%A: memref<f32[4]>, %B: memref<i8[N]>, %C: memref<f32[1]>", body)
+    native = NativeGraph(module, module.main)
+    assert len(native.native.sites) > 1
+    for size in (2, 3, 5):
+        try:
+            native.run([zeros(4), np.zeros(size, np.int8), zeros(1)])
+        except GraphError as error:
+            assert "outside" in str(error)
+
+
+def test_vectors_have_limits() -> None:
+    body = """
+    %v = arith.constant(1.0) : vector<f32[100, 100]>
+    %s = vector.multi_reduction(%v, kind="add", axes=[0, 1]) : f32
+    memref.store(%s, %C[0])"""
+    module = main_program("%C: memref<f32[1]>", body)
+    with pytest.raises(GraphError, match="has 10000 elements"):
+        NativeGraph(module, module.main)
