@@ -73,7 +73,8 @@ def test_results_are_not_shared_with_the_caller() -> None:
     assert interpreter.run(module.graphs["main"], [])[0].tolist() == [1, 2]
 
 
-def test_weights(tmp_path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_weights(tmp_path, device) -> None:  # type: ignore[no-untyped-def]
     np.savez(tmp_path / "w.npz", a=np.arange(6, dtype=np.float32).reshape(2, 3))
     text = """file @f = "w.npz"
 
@@ -90,7 +91,7 @@ graph @main(%x: f32[B, 3]) -> f32[B, 2] {
 }
 """
     (tmp_path / "p.graph").write_text(text)
-    program = graph_opt.compile(tmp_path / "p.graph")
+    program = graph_opt.compile(tmp_path / "p.graph", device=device)
     assert program(np.eye(3, dtype=np.float32)).tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
@@ -147,7 +148,7 @@ def test_passes_keep_it() -> None:
 
 
 def test_specialize_takes_the_entry() -> None:
-    module = graph_opt.compile(parse_module(TEXT.replace("@main", "@f")), pipeline='specialize{dims=["B=4"]}').module
+    module = graph_opt.compile(parse_module(TEXT.replace("@main", "@f")), pipeline='specialize{dims=["B=4"]}', device="reference").module
     assert "graph @f(%x: f32[4, 3])" in print_module(module)
 
 
@@ -214,4 +215,4 @@ graph @main(%x: i32[1]) -> i32[1] {
 }
 """
     with pytest.raises(GraphError, match="division by zero"):
-        graph_opt.compile(graph_opt.parse(text), pipeline="O0")(np.int32([1]))
+        graph_opt.compile(graph_opt.parse(text), pipeline="O0", device="reference")(np.int32([1]))
