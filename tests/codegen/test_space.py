@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+import dialects  # noqa: F401
 from codegen.llvm.polynomials import Poly, add, constant
 from codegen.llvm.space import Space
 from ir.core import Value
