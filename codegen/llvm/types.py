@@ -99,8 +99,9 @@ def constant_text(array: Any, dtype: DType) -> str:
     if not array.size:
         return "zeroinitializer"
     flat = array.reshape(-1)
-    texts = [element_text(flat[0], dtype)] * flat.size if flat.size > 1 and is_uniform(flat) else [element_text(e, dtype) for e in flat]
-    return "<" + ", ".join(f"{element} {t}" for t in texts) + ">"
+    if is_uniform(flat):
+        return splat_text(element_text(flat[0], dtype), element, flat.size)
+    return "<" + ", ".join(f"{element} {element_text(e, dtype)}" for e in flat) + ">"
 
 
 def is_uniform(flat: Any) -> bool:
@@ -111,7 +112,7 @@ def is_uniform(flat: Any) -> bool:
 
 def splat_text(text: str, element: str, lanes: int) -> str:
     """A constant vector of equal elements."""
-    return "<" + ", ".join([f"{element} {text}"] * lanes) + ">" if lanes else text
+    return f"splat ({element} {text})" if lanes else text
 
 
 def is_constant(text: str) -> bool:
