@@ -130,15 +130,26 @@ def test_a_load_does_not_move_behind_a_store() -> None:
     """What is loaded in front of a store to the same element is kept."""
     parameters = "%A: memref<f32[M, N]>, %C: memref<f32[M, N]>, %D: memref<f32[M, N]>"
     text = band("%r = arith.mulf(%s, %old) : f32\nmemref.store(%r, %D[%i, %j])", parameters)
-    before = """
+    for operands in ("%old, %old", "%one, %one"):  # the value is needed in both parts, or in the second one only
+        before = f"""
+      %one = arith.constant(1.0) : f32
       %old = memref.load(%C[%i, %j]) : f32
-      %twice = arith.addf(%old, %old) : f32
+      %twice = arith.addf({operands}) : f32
       memref.store(%twice, %C[%i, %j])
       %zero ="""
-    text = text.replace("      %zero =", before, 1)
-    after = changed(text, SPLIT, SIZES)
-    first = next(op for op in after.walk() if tag_of(op) == "n")
-    assert "memref.load" in [op.name for op in first.regions[0].block]
+        after = changed(text.replace("      %zero =", before, 1), SPLIT, SIZES)
+        first = next(op for op in after.walk() if tag_of(op) == "n")
+        assert "memref.load" in [op.name for op in first.regions[0].block]
+
+
+def test_an_index_that_is_computed() -> None:
+    """The scalar can't wait in an element that only the epilogue knows."""
+    body = """
+      %nothing = arith.constant(0) : index
+      %row = arith.addi(%i, %nothing) : index
+      %r = math.exp(%s) : f32
+      memref.store(%r, %C[%row, %j])"""
+    assert allocs(changed(band(body), SPLIT, SIZES)) == ["memref<f32[M, N]>"]
 
 
 def test_reasons() -> None:

@@ -149,5 +149,8 @@ def test_loops_without_rounds() -> None:
     once = product(STEP.replace("%T[%i, %j]", "%T[0, 0]").replace("%k]", "0]").replace("[%k", "[0"), "").replace("%j = 0 to N", "%j = 0 to 1")
     # all rounds of the parallel loops would store the element, though only those with rounds of the serial one do
     assert reasons(once) == ["the loop may run no round"]
+    shared = once.replace("alloc() : memref<f32[M, N]>", "alloc() : memref<f32[1, 1]>").replace("memref.copy(%C, %T)", "")
+    shared = shared.replace("memref.copy(%T, %C)", "%t00 = memref.load(%T[0, 0]) : f32\nmemref.store(%t00, %C[0, 0])")
+    assert reasons(shared) == ["the loop may run no round"]  # though the element is there
     fixed = product(STEP, "", k="3").replace("%A[%i, %k]", "%A[%i, 0]").replace("%B[%k, %j]", "%B[0, %j]")
     assert loops(changed(fixed, HOIST, SIZES[:2])) == [["memref.load", "memref.load", "math.fma", "graph.yield"]]

@@ -60,6 +60,9 @@ def test_parallel_loops() -> None:
 def test_a_serial_loop_inside_a_parallel_one() -> None:
     after = changed(nest(ALL_I, FOR_J, step(0, -1)), SWAP, SIZES)
     assert [op.name for op in after.walk() if is_loop(op)] == ["scf.for", "scf.parallel"]
+    # rounds of %i are independent by what scf.parallel means, so that the two buffers need not be told apart
+    after = changed(nest(ALL_I, FOR_J, "%x = memref.load(%A[%i, %j-1]) : f32\nmemref.store(%x, %C[%i, %j])"), SWAP, SIZES)
+    assert [op.name for op in after.walk() if is_loop(op)] == ["scf.for", "scf.parallel"]
 
 
 def test_a_parallel_loop_inside_a_serial_one() -> None:
