@@ -85,10 +85,6 @@ class Dependence:
             self._search((), self._private_rounds(), found)
         return found
 
-    def possible(self) -> bool:
-        """Whether they may mean the same element at all."""
-        return bool(self.directions())
-
     def _search(self, chosen: tuple[Direction, ...], private: frozenset[int], found: list[tuple[Direction, ...]]) -> None:
         if not self._feasible(chosen):
             return

@@ -7,11 +7,11 @@ one array: the caller decides.  Views of one arena are different memory when the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ir.core import Block, Operation, Parameter, Value
+from ir.core import Operation, Parameter, Value
 from ir.dims import Dim, DimExpr, product
 from ir.opdef import PRESENT
 from ir.types import MemRefType
@@ -171,12 +171,3 @@ def same_place(a: Access, b: Access) -> bool:
         and not a.partial
         and not b.partial
     )
-
-
-def blocks_around(op: Operation) -> Iterator[Block]:
-    """The block of an operation and those around it, innermost first."""
-    block = op.block
-    while block is not None:
-        yield block
-        outer = block.parent.parent if block.parent is not None else None
-        block = outer.block if outer is not None else None
