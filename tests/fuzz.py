@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from graph_opt.native import POISON
 from ir.core import Module
 from ir.parser import parse_module
 from ir.printer import print_module
@@ -93,7 +94,11 @@ def try_seed(seed: int, steps: int) -> dict[str, Any]:
 
 
 def work(steps: int) -> None:
-    """What a process does: a seed a line comes in, a line of JSON goes out.  Whatever programs print goes to nowhere."""
+    """What a process does: a seed a line comes in, a line of JSON goes out.  Whatever programs print goes to nowhere.
+
+    Machine code finds NaN in its workspaces, so that reads of what was never written show.
+    """
+    os.environ[POISON] = "1"
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

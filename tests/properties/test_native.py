@@ -54,13 +54,14 @@ graph @main(%ids: i64[M], %x: f32[M, 10]) -> (y: f32[M, 20], p: f32[M, 10], i: i
   return %y, %p, %i, %h
 }}"""
 
-PROGRAMS = {
-    "mlp": MLP.format(K=5, N=50, activation="silu"),
-    "mlp of any size": MLP.format(K="K", N="N", activation="relu"),
-    "layernorm": LAYERNORM.format(N=19),
-    "attention": ATTENTION.format(S=3, D=4),
-    "mixed": MIXED.format(),
+PROGRAMS: dict[str, tuple[str, dict[str, int]]] = {
+    "mlp": (MLP.format(K=2, N=50, activation="silu"), {"M": 9}),
+    "mlp of any size": (MLP.format(K="K", N="N", activation="relu"), {"M": 9, "K": 3, "N": 17}),
+    "layernorm": (LAYERNORM.format(N=19), {"M": 3}),
+    "attention": (ATTENTION.format(S=3, D=4), {"M": 2}),
+    "mixed": (MIXED.format(), {"M": 5}),
 }
+"""Small graphs for what is slow in the interpreter, and sizes for them."""
 
 
 def runs_of(module: Module, sizes: dict[str, int], seed: int = 0, kinds: tuple[Any, ...] = ("real", "exact")) -> Baseline:
@@ -84,24 +85,23 @@ def after(module: Module, pipeline: str) -> Module:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_prefixes(name: str) -> None:
     """Up to each pass of the preset: the interpreter gives what the graph computes, and machine code what it gives."""
-    module = load(PROGRAMS[name])
-    sizes = {"M": 11, "K": 3, "N": 21}
-    runs = runs_of(module, {s: n for s, n in sizes.items() if f"[{s}" in PROGRAMS[name] or f", {s}]" in PROGRAMS[name]})
-    passes = load_pipeline("cpu")
+    text, sizes = PROGRAMS[name]
+    module = load(text)
+    runs = runs_of(module, sizes)
+    accepted = [[c.outputs] for c in runs.cases]
     lowered, loops = clone_module(module), False
-    for pass_ in passes:
+    for pass_ in load_pipeline("cpu"):
         changed = apply_pass(pass_, lowered)
         loops |= type(pass_).__name__ == "LowerToLoops"
         if not changed:
             continue
-        for case in runs.cases:
-            where = f"{case} after {pass_}\n{lowered}"
-            found = execute(lowered, case.graph, case.inputs, case.kind)
-            check_outputs(module, case, found, where)
-            if loops:
-                native = Native(after(lowered, "hoist-to-init,unroll-vectors"), {})
-                machine = native.run(case)
-                check_outputs(module, case, machine, where)
+        native = Native(after(lowered, "hoist-to-init,unroll-vectors"), {}) if loops else None
+        for case, known in zip(runs.cases, accepted, strict=True):
+            found = [execute(lowered, case.graph, case.inputs, case.kind), *([native.run(case)] if native is not None else [])]
+            for outputs in found:
+                if not any(all(map(same_bits, outputs, k)) for k in known):
+                    check_outputs(module, case, outputs, f"{case} after {pass_}\n{lowered}")
+                    known.append(outputs)
     assert loops
 
 
