@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import dialects
 from graph_opt.binding import Sources, at_location, bind_constants, bind_files
-from graph_opt.executable import Executable, ReferenceExecutable
+from graph_opt.executable import DeferredExecutable, Executable, ReferenceExecutable
 from graph_opt.levels import level_of
 from ir.clone import clone_module
 from ir.core import Graph, Module
 from ir.diagnostics import Diagnostic, Diagnostics, GraphError, NamedLocation, did_you_mean
 from ir.parser import check_text, decode_text, parse_module
 from ir.references import all_references, reachable_graphs
+from ir.types import is_known
 from ir.verifier import verify_module
-from passes.infra.manager import PassManager
+from passes.infra.base import Pass
+from passes.infra.manager import Instrumentation, PassManager
 from passes.pipelines import load_pipeline
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ assert dialects  # defines the operations
 Device = Literal["cpu", "reference"]
 DEVICES: tuple[str, ...] = ("cpu", "reference")
 MAX_THREADS = 256
-DEFAULT_DEVICE: Device = "reference"
+DEFAULT_DEVICE: Device = "cpu"
 
 
 def parse(text: str, name: str = "<string>") -> Module:
@@ -116,13 +118,27 @@ def default_pipeline(module: Module, device: str) -> str:
     return "O0" if level_of(module) == "loops" else "cpu"
 
 
-def make_executable(module: Module, entry: Graph, sources: Sources, device: str, threads: int) -> Executable:
-    """What runs a program whose passes are done."""
-    if device == "reference":
-        return ReferenceExecutable(module, entry, sources)
-    from graph_opt.native import compile_native
+def make_executable(
+    module: Module, entry: Graph, sources: Sources, device: str, threads: int, passes: Sequence[Pass], watch: Instrumentation | None = None
+) -> Executable:
+    """Runs the passes and makes what runs the program.
 
-    return compile_native(module, entry, sources, threads)
+    Machine code needs types: where a parameter has none, or an open dimension, it is made for the arrays of each call.
+    """
+    manager = PassManager(passes, watch or Instrumentation(), sources)
+    if device == "reference":
+        manager.run(module)
+        return ReferenceExecutable(module, module.graphs[entry.name], sources)
+
+    def make(module: Module) -> Executable:
+        from graph_opt.native import compile_native
+
+        PassManager(passes, watch or Instrumentation(), sources).run(module)
+        return compile_native(module, module.graphs[entry.name], sources, threads)
+
+    if all(is_known(p.type) for p in entry.parameters):
+        return make(module)
+    return DeferredExecutable(module, entry, make)
 
 
 def compile(
@@ -162,8 +178,7 @@ def compile(
         sources: Sources = bind_files(module, files, folder, required=True)
         bind_constants(module, entry, constants or {}, sources)
         passes = load_pipeline(default_pipeline(module, device) if pipeline is None else pipeline)
-        PassManager(passes, sources=sources).run(module)
-        return make_executable(module, module.graphs[entry.name], sources, device, threads)
+        return make_executable(module, entry, sources, device, threads, passes)
     except GraphError as error:
         raise at_location(error, NamedLocation(name, 1, 1)) from error
 

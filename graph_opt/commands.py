@@ -317,9 +317,8 @@ def run_program(args: argparse.Namespace) -> int:
     progress = _Progress()
     if passes is None:
         passes = load_pipeline(default_pipeline(module, device))
-    PassManager(passes, Instrumentation(progress=progress.show), sources).run(module)
-    entry = module.graphs[entry.name]
-    program = make_executable(module, entry, sources, device, args.threads)
+    program = make_executable(module, entry, sources, device, args.threads, passes, Instrumentation(progress=progress.show))
+    entry = program.graph
     total = len(entry.block)
     done = [0]
 

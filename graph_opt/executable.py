@@ -10,10 +10,12 @@ import numpy as np
 
 from codegen.runtime.entry import make_entry
 from graph_opt.binding import at_location, plain_array
+from ir.clone import clone_module
 from ir.core import Graph, Module, Operation
 from ir.diagnostics import Diagnostic, GraphError
 from ir.interpreter import Interpreter
-from ir.signature import match_arguments
+from ir.signature import array_type, bind_shapes, check_count, match_arguments
+from ir.types import TensorType, Type, is_known
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -112,6 +114,42 @@ class NativeExecutable(Executable):
 
     def _fail(self, state: bytes, dims: bytes) -> None:
         raise at_location(self._program.error(state, dims), self.graph.loc)
+
+
+class DeferredExecutable(Executable):
+    """Makes machine code for the types of the arrays that it is called with, once for each of the last few.
+
+    ``module`` is the program as it was written.
+    """
+
+    LIMIT = 64
+    """How many programs are kept."""
+
+    def __init__(self, module: Module, graph: Graph, make: Callable[[Module], Executable]) -> None:
+        super().__init__(module, graph)
+        self._make = make
+        self._made: dict[tuple[Type, ...], Executable] = {}
+
+    def _run(self, arrays: list[NDArray[Any]], on_operation: Callable[[Operation, Sequence[Any]], None] | None) -> list[NDArray[Any]]:
+        check_count(self.graph, len(arrays))
+        types = tuple(array_type(a, p) for a, p in zip(arrays, self.graph.parameters, strict=True))
+        program = self._made.pop(types, None)
+        if program is None:
+            bind_shapes(self.graph, types)
+            program = self._specialized(types)
+        self._made[types] = program  # the last in the order of use
+        if len(self._made) > self.LIMIT:
+            del self._made[next(iter(self._made))]
+        return program._run(arrays, on_operation)
+
+    def _specialized(self, types: Sequence[TensorType]) -> Executable:
+        from passes.graph.specialize import specialize_graph
+
+        module = clone_module(self.module)
+        graph = module.graphs[self.graph.name]
+        open_ = {p.name: t for p, t in zip(graph.parameters, types, strict=True) if not is_known(p.type)}
+        specialize_graph(module, graph, open_, {})
+        return self._make(module)
 
 
 def _as_array(value: Any, parameter: Any) -> NDArray[Any]:
