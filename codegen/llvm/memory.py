@@ -29,9 +29,8 @@ def _offset(buffer: Buffer, indices: Sequence[Poly]) -> Poly:
 
 
 def _check_element(w: Writer, buffer: Buffer, indices: Sequence[Poly]) -> None:
-    prove = w.space.prove
     for axis, (at, size) in enumerate(zip(indices, buffer.shape, strict=True)):
-        if prove(at) and prove(add(add(size, at, -1), {(): -1})):
+        if w.space.inside(at, 1, size):
             continue
         found = w.integer(at)
         inside = w.set(f"icmp ult i64 {found}, {w.integer(size)}")  # sizes are not negative
@@ -87,7 +86,10 @@ def store_at(w: Writer, text: str, buffer: Buffer, offset: Poly) -> None:
 
 def _check_block(w: Writer, op: Operation, buffer: Buffer, access: AccessArg, indices: Sequence[Poly], valid: Value | None) -> None:
     """Checks that the elements of a block (the first ``valid`` ones along its last axis) are inside of the buffer."""
-    counts = [constant(n) for n in block_shape(access)]
+    shape = block_shape(access)
+    if all(map(w.space.inside, indices, shape, buffer.shape)):
+        return
+    counts = [constant(n) for n in shape]
     last = len(counts) - 1
     some = "true"
     if valid is not None:

@@ -57,6 +57,7 @@ class Space:
         self.values: dict[Value, Poly] = {}
         self.guarded: dict[Monomial, None] = {}  # products of named dimensions that must stay below SYMBOL_LIMIT
         self.hypotheses: list[Poly] = []
+        self._inside: dict[tuple[frozenset[tuple[Monomial, int]], int], tuple[int, int]] = {}
         self._functions: dict[tuple[object, ...], Poly] = {}
         self._proved: dict[frozenset[tuple[Monomial, int]], tuple[int | None, int | None]] = {}
 
@@ -286,6 +287,27 @@ class Space:
             return False
         expanded = add(self.expand(rest), constant(number))
         return any(self._prove(add(expanded, self.expand(h), -1), [_FUEL]) for h in self.hypotheses)
+
+    def inside(self, at: Poly, count: int, size: Poly) -> bool:
+        """Whether elements ``at`` to ``at + count`` are known to be in a dimension.
+
+        Accesses of unrolled code differ in constants, so what was proved is kept with the range of them that it holds for.
+        ``size`` is one of the polynomials of a buffer's type, which are kept.
+        """
+        rest, number = split_constant(at)
+        if not rest:
+            total = as_number(size)
+            if total is not None:
+                return number >= 0 and number + count <= total
+        key = (frozenset(rest.items()), id(size))
+        low, high = self._inside.get(key, (1, 0))
+        if low <= number and number + count <= high:
+            return True
+        if not self.prove(at) or not self.prove(add(add(size, at, -1), constant(-count))):
+            return False
+        if not self.hypotheses:
+            self._inside[key] = (number, number + count) if low > high else (min(low, number), max(high, number + count))
+        return True
 
     def _prove(self, poly: Poly, fuel: list[int]) -> bool:
         poly = divide_by_content(poly)
