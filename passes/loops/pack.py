@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from ir.core import Block, Graph, Module, Operation, Value
-from ir.dims import Dim, DimExpr
+from dialects.arith.comparison import cmpi
+from ir.builder import Builder
+from ir.builtin import yield_
+from ir.core import Block, Graph, Module, Operation, Region, Value
+from ir.dims import Dim, DimExpr, product, symbols_of
+from ir.layout import LAYOUT, OperandArg
+from ir.opdef import REGISTRY, OpDef
 from ir.references import load_time_graphs
 from ir.rewriter import erase_if_dead, walk_graphs
 from ir.types import MemRefType, Type
 from passes.infra.base import Pass, PassContext
+from passes.loops._indices import Index, compute, find_dimensions, number
 from passes.loops._loops import (
     Access,
     accesses,
+    clone_before,
     depends_on,
+    extent,
     is_loop,
     loops_tagged,
     minimum_terms,
+    move_into,
     parent,
     ranges,
     single_range,
@@ -27,6 +37,9 @@ from passes.loops._loops import (
 )
 from passes.loops._memory import alias, all_accesses, memory_of
 from passes.loops._panels import Panels, pack_stored, pack_when_run, stored_tensor
+
+FAR = 2048
+"""Bytes from one line to the next from which on reading down a column is slow."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,7 @@ class Pack(Pass):
             if graph.name in at_load_time:
                 continue
             packing = _Packing(graph, self.stored_only, self.rows)
+            packing.make_versions(loops_tagged(graph, self.loop))
             for tiles in loops_tagged(graph, self.loop):
                 packed += packing.tiles(tiles)
             packing.clean()
@@ -99,18 +113,41 @@ class _Packing:
         self.graph = graph
         self.stored_only = stored_only
         self.rows = rows
+        self.unpacked: set[Operation] = set()
         self.made: dict[tuple[Value, Type, Panels, Operation | None], Value] = {}
         self.replaced: dict[Value, None] = {}
 
-    def tiles(self, tiles: Operation) -> int:
-        """Packs what one loop over tiles reads; returns how many loads changed."""
+    def make_versions(self, loops: Sequence[Operation]) -> None:
+        """Two versions of every nest that gains by packing only if it turns out to have many rows."""
+        if self.stored_only or not self.rows:
+            return
+        for tiles in loops:
+            rows = next((r for _, _, r in self._loads(tiles) if r is not None), None)
+            if rows is not None:
+                nest = self._nest(tiles)
+                other = two_versions(nest, rows, self.rows)
+                if other is not None:
+                    self.unpacked.update(other.walk())
+
+    def _loads(self, tiles: Operation) -> Iterator[tuple[Operation, Value, Dim | None]]:
+        """Loads that can be packed when the program runs, with the column, and the rows where those are not known."""
+        for load, column, width in self._candidates(tiles):
+            (access,) = accesses(load)
+            place = find_places(load, access, column, width)
+            if place is None or not isinstance(access.buffer.type, MemRefType) or stored_tensor(access.buffer) is not None:
+                continue
+            rows = unknown_rows(variable(tiles), column)
+            if rows is not None and Panels(*place, width).fit(access.buffer.type) and _lines_are_far(access.buffer.type, place[1]):
+                yield load, column, rows
+
+    def _candidates(self, tiles: Operation) -> Iterator[tuple[Operation, Value, int]]:
+        """Loads inside the tiles of a loop, with the variable of the tile and its size."""
         bounds = single_range(tiles)
         if bounds is None or not isinstance(bounds.step, int) or bounds.step < 2:
-            return 0
+            return
         at = value_symbol(variable(tiles))
         if not is_multiple(bounds.start, bounds.step, self.graph):
-            return 0
-        packed = 0
+            return
         for inner in list(tiles.walk()):
             if inner is tiles or not is_loop(inner):
                 continue
@@ -118,8 +155,11 @@ class _Packing:
             if found is None or found.start != at or found.step != 1 or at + bounds.step not in minimum_terms(found.stop):
                 continue
             for load in [op for op in inner.walk() if op.name == "memref.load"]:
-                packed += self._load(load, variable(tiles), variable(inner), bounds.step)
-        return packed
+                yield load, variable(inner), bounds.step
+
+    def tiles(self, tiles: Operation) -> int:
+        """Packs what one loop over tiles reads; returns how many loads changed."""
+        return sum(self._load(load, variable(tiles), column, width) for load, column, width in self._candidates(tiles))
 
     def _load(self, load: Operation, tile: Value, column: Value, width: int) -> bool:
         (access,) = accesses(load)
@@ -130,12 +170,15 @@ class _Packing:
         nest = self._nest(load)
         if not panels.fit(access.buffer.type) or _is_written(access.buffer, nest):
             return False
-        at_run_time = not self.stored_only and (self.rows == 0 or _known_rows(tile, column) >= self.rows)
+        at_run_time = not self.stored_only and load not in self.unpacked and self._has_rows(nest, tile, column)
         buffer = self._panels(access.buffer, panels, nest, at_run_time)
         if buffer is None:
             return False
         write_layout(load, [panels.access(access, buffer, value_symbol(tile), value_symbol(column))])
         return True
+
+    def _has_rows(self, nest: Operation, tile: Value, column: Value) -> bool:
+        return self.rows == 0 or nest.name == "scf.if" or _known_rows(tile, column) >= self.rows
 
     def clean(self) -> None:
         """Drops buffers that nothing reads any more."""
@@ -154,7 +197,7 @@ class _Packing:
         key = (tensor or buffer, buffer.type, panels, None if tensor else nest)
         made = self.made.get(key)
         if made is None:
-            made = pack_when_run(buffer, panels, nest) if tensor is None else pack_stored(tensor, buffer, panels)
+            made = _pack_when_run(buffer, panels, nest) if tensor is None else pack_stored(tensor, buffer, panels)
             if made is not None:
                 self.made[key] = made
         if made is not None:
@@ -166,6 +209,69 @@ class _Packing:
         while (outer := parent(op)) is not None:
             op = outer
         return op
+
+
+def _pack_when_run(buffer: Value, panels: Panels, nest: Operation) -> Value | None:
+    """Fills panels in front of a nest, or of the version of it that reads them; their memory is the graph's own."""
+    if nest.name != "scf.if":
+        return pack_when_run(buffer, panels, nest)
+    first = nest.regions[0].block.first
+    assert first is not None
+    made = pack_when_run(buffer, panels, first)
+    if made is not None and made.defining_op is not None and nest.block is not None:
+        move_into(made.defining_op, nest.block, nest)
+    return made
+
+
+def two_versions(nest: Operation, rows: Dim, least: int) -> Operation | None:
+    """``scf.if(rows >= least)`` with the nest in its first region and a copy in the second one, which is returned.
+
+    None where the number of rows is no value that can be had in front of the nest.
+    """
+    block = nest.block
+    parts = [Index(rows)]
+    dimensions = find_dimensions(parts, nest)
+    if isinstance(dimensions, str) or block is None:
+        return None
+    builder = Builder(block, nest, origin="rows", loc=nest.loc)
+
+    def make(definition: OpDef, operands: Sequence[Value], attributes: Mapping[str, Any]) -> Value:
+        return builder.create(definition, list(operands), dict(attributes)).result
+
+    size = compute(parts[0], dimensions, make)
+    many = builder.create(cmpi, [size, number(least, make)], {"predicate": "ge"}).result
+    regions = [Region(), Region()]
+    attributes: Any = {LAYOUT: (OperandArg(0),)}
+    choice = builder.create(REGISTRY["scf.if"], [many], attributes, regions=regions, result_types=())
+    choice.trivia, nest.trivia = nest.trivia, None
+    first, second = (r.block for r in choice.regions)
+    move_into(nest, first)
+    copy = clone_before(nest, None, second)
+    for inside in (first, second):
+        Builder(inside, loc=nest.loc).create(yield_, [])
+    return copy
+
+
+def unknown_rows(tile: Value, column: Value) -> Dim | None:
+    """How many rounds the loops between a tile and its columns have, where that is known only when the program runs."""
+    rows: Dim = 1
+    loop = parent(_loop_of(column))
+    while loop is not None and loop is not _loop_of(tile):
+        bounds = single_range(loop) if is_loop(loop) else None
+        if bounds is not None and bounds.step != 1:
+            size = extent(bounds)
+            if any(n.startswith("%") for n in symbols_of(size)):
+                return None
+            rows = rows * size
+        loop = parent(loop)
+    return None if isinstance(rows, int) else rows
+
+
+def _lines_are_far(type_: MemRefType, step: int) -> bool:
+    """Whether one step of the serial loop is 2 KiB or more, for many steps: reads that caches and pages don't like."""
+    size = type_.shape[step]
+    apart = product(type_.shape[step + 1 :]) * type_.dtype.itemsize
+    return isinstance(apart, int) and apart >= FAR and isinstance(size, int) and size * apart >= 64 * FAR
 
 
 def _known_rows(tile: Value, column: Value) -> int:
