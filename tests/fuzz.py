@@ -35,8 +35,8 @@ from ir.diagnostics import GraphError
 from ir.parser import parse_module
 from ir.printer import print_module
 from passes.infra.manager import PassManager
-from passes.pipelines import PRESETS, load_pipeline
-from tests.checks import LOOPS, Baseline, baseline, check_inference, check_program, generated_sources
+from passes.pipelines import load_pipeline
+from tests.checks import Baseline, baseline, check_inference, check_program, generated_sources
 from tests.generators import random_module
 from tests.memory_checker import Overlap, check_plan
 from tests.native_checks import check_native
@@ -69,8 +69,7 @@ def check_rewritten(module: Module, seed: int) -> None:
 
 def check_memory(runs: Baseline) -> None:
     """The memory plans of a program: what a buffer reads, it has written itself."""
-    loops = PRESETS[LOOPS].partition("plan-memory")[0]
-    for pipeline in ("O2,plan-memory", loops + "plan-memory"):
+    for pipeline in ("O2,plan-memory", "O2,collapse,lower-to-loops,plan-memory"):
         planned = clone_module(runs.module)
         PassManager(load_pipeline(pipeline)).run(planned)
         for case in runs.cases:

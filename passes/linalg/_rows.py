@@ -81,11 +81,20 @@ def _may_share_rows(producer: Operation, consumer: Operation, rows: int) -> bool
         if id(op) in outputs:
             return False
         op = op.next
-    names = {b.name: a.name for a, b in zip(first.dims[:rows], second.dims[:rows], strict=True)}
+    names = _row_names(first, second, rows)
     shared = [m for m in (*written_memory(producer), *written_memory(consumer)) if _meets(m, producer) and _meets(m, consumer)]
     if any(may_alias(m, r) for m in written_memory(consumer) for r in (*read_memory(producer), *written_memory(producer))):
         return False
     return all(_same_rows(m, first, second, names, rows) for m in shared) and _start_reads_are_values(first, second, names, rows)
+
+
+def _row_names(first: Nest, second: Nest, rows: int) -> dict[str, str]:
+    """The consumer's rows as those of the producer; other loops of the consumer that are called like a row get another name."""
+    names = {b.name: a.name for a, b in zip(first.dims[:rows], second.dims[:rows], strict=True)}
+    own = {d.name for d in first.dims[:rows]}
+    taken = {*own, *dimension_names(first.op), *dimension_names(second.op)}
+    names.update({name: fresh_name(taken) for name in sorted(dimension_names(second.op) - set(names)) if name in own})
+    return names
 
 
 def _meets(memory: Value, op: Operation) -> bool:
@@ -133,14 +142,9 @@ def _start_reads_are_values(first: Nest, second: Nest, names: dict[str, str], ro
 
 def _join(producer: Operation, consumer: Operation, rows: int) -> Operation:
     first, second = Nest(producer), Nest(consumer)
-    renamed = {b.name: a.name for a, b in zip(first.dims[:rows], second.dims[:rows], strict=True)}
     row_dims = first.dims[:rows]
     names = {d.name for d in row_dims}
-    taken = {*names, *dimension_names(producer), *dimension_names(consumer)}
-    for name in sorted(dimension_names(consumer) - set(renamed)):
-        if name in names:
-            renamed[name] = fresh_name(taken)
-    rename_dims([consumer], renamed)
+    rename_dims([consumer], _row_names(first, second, rows))
     first, second = Nest(producer), Nest(consumer)
     values = _row_values(first, rows)
     second_value = _forward(consumer, values)

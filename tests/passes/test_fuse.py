@@ -71,6 +71,8 @@ CASES = {
     ),
     "softmax": (graph(SOFTMAX), 1, 2),
     "softmax, symbolic": (graph(SOFTMAX, "%x: f32[B, S]"), 1, 2),
+    "softmax of columns of a square": (graph("%y = softmax(%x, axis=0); return %y", "%x: f32[3, 3]"), 4, 4),
+    "norm of columns of a square": (graph("%y = l2_normalize(%x, axis=1); return %y", "%x: f32[B, S, S]"), 2, 2),
     "log softmax": (graph("%y = log_softmax(%x, axis=-1); return %y"), 1, 1),
     "layernorm": (graph("%y = layernorm(%x); return %y"), 1, 1),
     "layernorm of a sum": (graph("%s = add(%x, %r); %y = layernorm(%s); return %y, %s", "%x: f32[B, 4], %r: f32[B, 4]"), 1, 2),
@@ -80,7 +82,9 @@ CASES = {
     "sum of everything": (graph("%e = exp(%x); %s = sum(%e); %y = div(%e, %s); return %y"), 3, 3),
     "concat": (graph("%a = exp(%x); %b = sin(%x); %c = concat(%a, %b, axis=1); %d = neg(%c); return %d"), 3, 2),
     "pad": (graph("%a = exp(%x); %b = pad(%a, low=[0, 1, 0], high=[0, 0, 2]); %c = neg(%b); return %c"), 3, 2),
-    "numbers": (graph("%i = iota(shape=[B, 4], axis=1, dtype=i32); %t = transpose(%i); %c = add(%t, %y); return %c", "%x: f32[B], %y: i32[4, B]"), 1, 1),
+    "numbers": (
+        graph("%i = iota(shape=[B, 4], axis=1, dtype=i32); %t = transpose(%i); %c = add(%t, %y); return %c", "%x: f32[B], %y: i32[4, B]"), 1, 1
+    ),
     "triangle": (graph("%t = tril(%x); %s = slice(%t, starts=[1], ends=[3], axes=[0]); return %s", "%x: f32[4, S]"), 1, 1),
     "halves": (graph("%a = mul(%x, %x); %b = add(%a, %x); %c = sum(%b, axes=[1]); return %c", "%x: f16[B, 4]"), 1, 1),
     "gather": (graph("%g = gather(%x, %i); %y = exp(%g); return %y", "%x: f32[5, 4], %i: i64[B]"), 2, 1),
