@@ -44,7 +44,7 @@ class Report:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("project")
     leave_out = shutil.ignore_patterns("__pycache__", ".*", Path(__file__).name)
-    for folder in ("ir", "dialects", "passes", "interop", "graph_opt", "tests"):
+    for folder in ("ir", "dialects", "passes", "codegen", "interop", "graph_opt", "tests"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=leave_out)
     shutil.copy(ROOT / "pyproject.toml", copy)
     return copy
