@@ -76,6 +76,7 @@ def _fuse_graph(graph: Graph, context: PassContext) -> bool:
     if not any(op.name == "linalg.generic" for op in graph.block):
         return False
     before = context.statistics.copy()
+    remove_dead_buffers(graph, context)  # what they read holds nothing in its place
     sink_tensors(graph, context)
     drop_unit_dims(graph, context)
     through_reshapes(graph, context)

@@ -187,6 +187,23 @@ graph @main(%A: memref<f32[B]>, %C: memref<f32[B]>) {
     assert nests(module) == 3
 
 
+def test_what_nothing_reads_holds_no_tensor_back() -> None:
+    text = """graph @main(%x: f32[B], %A: memref<f32[B]>, %C: memref<f32[B]>) -> (f32[B], f32[B]) {
+  linalg.generic(i < B, %a = %A[i], %c = %C[i]) {
+    yield %a
+  }
+  %t = memref.to_tensor(%A) : f32[B]
+  %unused = exp(%t)
+  %y = neg(%x)
+  %z = sin(%t)
+  return %y, %z
+}"""
+    module = load(text)
+    apply(module, "fuse")
+    assert operations(module) == ["linalg.generic", "neg", "memref.to_tensor", "sin"]
+    assert not any(r.changed for r in apply(module, "fuse").records)
+
+
 def test_tags() -> None:
     text = graph("%h = matmul(%x, %w); %s = softmax(%h); return %s", "%x: f32[B, S, 5], %w: f32[5, 6]")
     module = through(text, *REST)
