@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ir.clone import clone_module
@@ -22,7 +22,6 @@ from passes.infra.base import PassContext
 from passes.pipelines import PRESETS, load_pipeline
 from tests.checks import (
     LOOPS,
-    SMALL,
     Baseline,
     Case,
     apply_pass,
@@ -40,6 +39,7 @@ from tests.checks import (
 )
 from tests.fuzz import check_rewritten
 from tests.generators import modules, random_module
+from tests.native_checks import check_native
 
 ROOT = Path(__file__).parents[2]
 SEEDS = st.integers(0, 2**16)
@@ -66,12 +66,22 @@ def test_pass(name: str, module: Module, seed: int) -> None:
     check_pass(default_passes()[name], baseline(module, seed, limit=1))
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != LOOPS])
 @given(module=modules(), seed=SEEDS)
 def test_preset(name: str, module: Module, seed: int) -> None:
-    if name == LOOPS and sum(1 for _ in module.walk()) > SMALL:
-        return
     check_preset(name, baseline(module, seed, limit=1))
+
+
+@settings(max_examples=max(settings().max_examples // 10, 1))
+@given(modules(max_steps=3), SEEDS)
+def test_preset_for_loops(module: Module, seed: int) -> None:
+    """Few and small programs: every pass is followed by a run of loops over elements."""
+    check_preset(LOOPS, baseline(module, seed, limit=1))
+
+
+@given(modules(), SEEDS)
+def test_machine_code(module: Module, seed: int) -> None:
+    check_native(baseline(module, seed, limit=1), threads=1 + seed % 2)
 
 
 @given(modules(), st.permutations(registered_passes()), SEEDS)
