@@ -1,8 +1,9 @@
 """Thousands of random programs through all checks: ``python -m tests.fuzz --count 5000 --seed 0``.
 
 Every program is written in another way and read back, run in the interpreter, compiled for the CPU, and its machine code
-compared with the interpreter.  Every twentieth goes through all passes one by one as well, and the bits of its machine code
-are compared with those of the lowered program in the interpreter, for one thread and for two.
+compared with the interpreter, for small sizes and for some that are larger than tiles.  Every twentieth goes through all
+passes one by one as well, and the bits of its machine code are compared with those of the lowered program in the
+interpreter, for one thread and for two.
 
 The programs run in processes of their own, so that one that dies is noticed and the others go on.  Prints how many programs
 were tried, how many mismatches and deaths there were; the text of a program that fails is written to
@@ -16,6 +17,7 @@ import contextlib
 import json
 import os
 import queue
+import random
 import signal
 import subprocess
 import sys
@@ -30,13 +32,16 @@ from typing import IO, Any
 
 from graph_opt.native import POISON
 from ir.clone import clone_module
-from ir.core import Module
+from ir.core import Graph, Module
 from ir.diagnostics import GraphError
+from ir.inputs import choose_sizes
 from ir.parser import parse_module
 from ir.printer import print_module
+from ir.types import type_symbols
+from passes.graph.specialize import Specialize
 from passes.infra.manager import PassManager
 from passes.pipelines import load_pipeline
-from tests.checks import Baseline, baseline, check_inference, check_program, generated_sources
+from tests.checks import KINDS, Baseline, Case, baseline, check_inference, check_program, first_success, generated_sources
 from tests.generators import random_module
 from tests.memory_checker import Overlap, check_plan
 from tests.native_checks import check_native
@@ -45,6 +50,9 @@ from tests.texts import forget_comments, rewrite_text
 ROOT = Path(__file__).parents[1]
 THOROUGH = 20
 """Every so many programs go through all passes, too."""
+LARGE = (7, 9, 15, 17, 33, 47, 49, 50, 63, 65, 66, 97, 100, 130)
+MIDDLE = (5, 7, 9, 15, 17, 18, 33, 50)
+"""Sizes around those of tiles."""
 RENEWED = 250
 """A process ends after so many programs, and another one takes its place: loaded code adds up."""
 PATIENCE = 300.0
@@ -81,6 +89,31 @@ def check_memory(runs: Baseline) -> None:
                 raise AssertionError(f"{pipeline}: {error}; {case}\n{print_module(planned)}") from error
 
 
+def large_sizes(graph: Graph, seed: int) -> dict[str, int]:
+    """Sizes of the symbolic dimensions that go beyond the tiles of loops; none for a graph without such dimensions."""
+    names = list(dict.fromkeys(s for p in graph.parameters for s in type_symbols(p.type)))
+    choose = random.Random(seed)
+    sizes = LARGE if len(names) < 3 else MIDDLE
+    for given in ({n: choose.choice(sizes) for n in names}, {}):
+        with contextlib.suppress(GraphError):
+            return choose_sizes(graph, given, choose.sample(sizes, len(sizes)))
+    return {}
+
+
+def check_large(module: Module, seed: int) -> int:
+    """Machine code for larger sizes: of one program of two for sizes that are known beforehand, else for any."""
+    graph = module.main
+    sizes = large_sizes(graph, seed)
+    if not sizes:
+        return 0
+    if seed % 4 in (1, 2):
+        module = clone_module(module)
+        PassManager([Specialize(dims=tuple(f"{n}={size}" for n, size in sizes.items()))]).run(module)
+        sizes = {}
+    cases = [first_success(module, module.main.name, sizes, kind, seed) for kind in KINDS]
+    return check_native(Baseline(module, [c for c in cases if isinstance(c, Case)]), threads=1 + seed % 2)
+
+
 def check_seed(module: Module, seed: int) -> tuple[Baseline, int]:
     """All checks of one program; returns its runs, and how many of them were compared with machine code.
 
@@ -91,7 +124,7 @@ def check_seed(module: Module, seed: int) -> tuple[Baseline, int]:
     if seed % THOROUGH:
         runs = baseline(module, seed, limit=1)
         check_inference(module, runs)
-        return runs, check_native(runs, threads=1 + seed % 2)
+        return runs, check_native(runs, threads=1 + seed % 2) + check_large(module, seed)
     runs = check_program(module, seed)
     check_memory(runs)
     return runs, check_native(runs, bits=True, threads=1) + check_native(runs, bits=True, threads=2)
