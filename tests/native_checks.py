@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ UNIT = {f64: 2.0**-52, f32: 2.0**-23, f16: 2.0**-10, bf16: 2.0**-7}
 NOISE_UNITS = 4.0
 """How many units a single operation may be off: 4 are what activations are allowed, and what sums in another order need."""
 
+UNCOUNTED = ("graph.call", "graph.return", "graph.print", "graph.assert")
+"""Operations that compute nothing."""
 SUMS = ("graph.matmul", "graph.sum", "graph.mean", "graph.prod", "graph.cumsum")
 
 
@@ -89,6 +92,8 @@ class Native:
 
     lowered: Module
     programs: dict[tuple[str, int, str], Any]
+    printed: str = ""
+    """what the last run wrote"""
 
     def run(self, case: Case, threads: int = 1) -> list[np.ndarray]:
         """Results, and behind them what the arrays of written parameters hold afterwards."""
@@ -102,8 +107,9 @@ class Native:
 
         def outputs(call: Callable[[list[np.ndarray]], Sequence[np.ndarray]]) -> list[np.ndarray]:
             given = [np.array(a) for a in case.inputs]
-            with contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stdout(io.StringIO()) as written:
                 results = call(given)
+            self.printed = written.getvalue()
             for parameter, before, after in zip(graph.parameters, case.inputs, given, strict=True):
                 assert is_written(parameter) or same_bits(np.asarray(before), after), f"the array of %{parameter.name} was changed"
             return [*results, *(given[p.index] for p in graph.parameters if is_written(p))]
@@ -153,6 +159,7 @@ def check_native(runs: Baseline, *, bits: bool = False, threads: int = 1) -> int
             continue
         compared += 1
         check_outputs(runs.module, case, found, where)
+        check_printed(runs.module, case, native.printed)
         if bits:
             wanted = execute(native.lowered, case.graph, case.inputs, case.kind)
             for position, (a, b) in enumerate(zip(wanted, found, strict=True)):
@@ -161,6 +168,27 @@ def check_native(runs: Baseline, *, bits: bool = False, threads: int = 1) -> int
                 )
     check_failures(runs.module, native)
     return compared
+
+
+_HEAD = re.compile(r"(?m)^(?:.*: )?[a-z]+[0-9]*\[[0-9, ]*\]$")
+
+
+def check_printed(module: Module, case: Case, found: str) -> None:
+    """Machine code prints what the interpreter prints: labels and types, and numbers where nothing is rounded."""
+    if not any(op.name == "graph.print" for op in module.walk()):
+        return
+    with contextlib.redirect_stdout(io.StringIO()) as written:
+        Interpreter(module, generated_sources(module, case.kind)).run(module.graphs[case.graph], [np.array(a) for a in case.inputs])
+    wanted = written.getvalue()
+    if not is_exact(module, case):
+        wanted, found = "\n".join(_HEAD.findall(wanted)), "\n".join(_HEAD.findall(found))
+    assert wanted == found, f"printed:\n{found}\nexpected:\n{wanted}\n{case}\n{print_module(module)}"
+
+
+def is_exact(module: Module, case: Case) -> bool:
+    """Whether a run rounds nothing."""
+    exact = case.kind == "exact" and all(op.definition.exact or op.definition.full_name in UNCOUNTED for op in module.walk())
+    return exact and not rounds(module, case)
 
 
 def check_failures(module: Module, native: Native) -> None:
@@ -199,8 +227,7 @@ def check_outputs(module: Module, case: Case, found: Sequence[np.ndarray], where
     different = [p for p, (a, b) in enumerate(zip(case.outputs, found, strict=True)) if not same_bits(a, b)]
     if not different:
         return
-    exact = case.kind == "exact" and all(op.definition.exact or op.definition.full_name in ("graph.call", "graph.return") for op in module.walk())
-    if exact and not rounds(module, case):
+    if is_exact(module, case):
         a, b = case.outputs[different[0]], found[different[0]]
         raise AssertionError(f"output {different[0]}, nothing is rounded: {describe_difference(a, b)}; {where}")
     wrong = unexplained(module, case, found)

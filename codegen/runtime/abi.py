@@ -25,7 +25,7 @@ STATE_FAILED = 0
 STATE_VALUES = 8
 """Two i64 that the message of the failed site mentions."""
 STATE_CALLBACK = 192
-"""The function that prints a tensor: ``i32 (i64 site, ptr data, ptr dims)``; 0 goes on."""
+"""The function that prints a tensor: ``i32 (i64 site, ptr data, ptr dims)``, with the named dimensions of the graph; 0 goes on."""
 
 MAIN = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 WORKSPACE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)

@@ -167,12 +167,13 @@ class NativeProgram:
         return self.text.sites[site].error(first, second, names)
 
     def _callback(self, raised: list[BaseException]) -> Any:
-        sites = self.text.sites
+        sites, symbols = self.text.sites, self.text.symbols
 
         def print_tensor(site: int, data: int | None, dims: int | None) -> int:
             try:
                 if not raised:
-                    _print(sites[site], data, dims)
+                    values = (ctypes.c_int64 * len(symbols)).from_address(dims) if symbols and dims else ()
+                    _print(sites[site], data, dict(zip(symbols, values, strict=True)))
             except BaseException as error:  # goes on in the caller of run, once native code has returned
                 raised.append(error)
             return 1 if raised else 0
@@ -247,12 +248,12 @@ def _aligned(array: NDArray[Any]) -> NDArray[Any]:
     return copy
 
 
-def _print(site: Site, data: int | None, dims: int | None) -> None:
+def _print(site: Site, data: int | None, names: dict[str, int]) -> None:
     """What the reference interpreter prints."""
-    type_ = site.type
-    assert type_ is not None
-    rank = len(type_.shape)
-    shape = tuple((ctypes.c_int64 * rank).from_address(dims)) if rank and dims else ()
+    assert site.type is not None
+    type_ = substitute_type(site.type, names)
+    assert isinstance(type_, TensorType)
+    shape = tuple(int(d) for d in type_.shape)  # type: ignore[arg-type]
     size = math.prod(shape) * type_.dtype.itemsize
     memory = ctypes.string_at(data, size) if size and data else b""
     array = np.frombuffer(memory, type_.dtype.numpy).reshape(shape)

@@ -17,7 +17,7 @@ from passes.infra.manager import PassManager
 from passes.infra.verify_exec import describe_difference, same_bits
 from passes.pipelines import load_pipeline
 from tests.checks import Baseline, Case, all_examples, apply_pass, baseline, execute, load
-from tests.native_checks import Native, check_native, check_outputs, compile_checked
+from tests.native_checks import Native, check_native, check_outputs, check_printed, compile_checked
 
 SIZES = (1, 7, 8, 9, 15, 16, 17, 47, 48, 49, 63, 64, 65, 95, 96, 97)
 BATCHES = (1, 2, 3, 7, 8, 33, 64)
@@ -214,6 +214,25 @@ def test_examples(key: str) -> None:
     assert runs.cases
     check_native(runs, bits=True)
     check_native(runs, threads=2)
+
+
+def test_printed() -> None:
+    """Tensors of any shape, named and fixed sizes, are printed as in the interpreter."""
+    text = """graph @main(%p: bool[2, N], %q: f32[N, 1, M], %s: i64[]) -> f32[1, 4] {
+  %c = constant(-0.0) : f32[1, 4]
+  print(%c, label="c")
+  print(%p, label="p")
+  %r = add(%q, %q)
+  print(%r, label="r")
+  print(%s)
+  return %c
+}"""
+    module, native = compiled(text)
+    for sizes in ({"N": 3, "M": 5}, {"N": 0, "M": 1}):
+        for case in runs_of(module, sizes).cases:
+            native.run(case)
+            assert native.printed.splitlines()[0] == "c: f32[1, 4]"
+            check_printed(module, case, native.printed)
 
 
 def test_failures_are_told() -> None:
