@@ -52,28 +52,40 @@ class Rounding(Interpreter):
             super().run_operation(op, environment)
         else:  # what rounding does to the terms: a sum may be small where they are not
             kept = {v: environment.arrays[v] for v in op.operands}
-            environment.arrays.update({v: np.abs(np.where(np.isfinite(a), a, 0)).astype(np.asarray(a).dtype) for v, a in kept.items()})
-            super().run_operation(op, environment)
-            bound = environment.arrays[op.result]
+            outside = self._leaves_range(op, environment)
             environment.arrays.update({v: self._moved(a, environment.dtypes[v]) for v, a in kept.items()})
             super().run_operation(op, environment)
             environment.arrays.update(kept)
-            self._overflow(op, environment, bound)
+            if outside is not None:
+                environment.arrays[op.result] = np.where(outside, np.nan, environment.arrays[op.result])
         if op.definition.exact_bits or op.definition.full_name in ("graph.full", "graph.iota", "graph.weight", "graph.call"):
             return
         for result in op.results:
             environment.arrays[result] = self._moved(environment.arrays[result], environment.dtypes[result])
 
-    def _overflow(self, op: Operation, environment: Any, bound: Any) -> None:
-        """In every other run a sum is NaN where finite terms, or sums of them, may leave the range of its type."""
-        dtype = environment.dtypes[op.result]
+    def _leaves_range(self, op: Operation, environment: Any) -> Any:
+        """Where finite terms, or sums (products) of some of them, may leave the range of the type: NaN in every other run."""
+        dtype = environment.dtypes[op.operands[0]]
         if not self.seed % 2 or dtype not in UNIT:
-            return
-        result = np.asarray(environment.arrays[op.result], np.float64)
-        count = max(np.size(environment.arrays[op.operands[0]]), 1) if op.definition.full_name == "graph.mean" else 1
+            return None
+        kept = {v: environment.arrays[v] for v in op.operands}
+        largest = _largest(f64 if dtype == f64 else f32) * (1 - 1e-3)
+
+        def of(change: Callable[[np.ndarray], Any]) -> np.ndarray:
+            """The operation on absolute values, those that are not finite changed to 0."""
+            for value, array in kept.items():
+                finite = np.where(np.isfinite(array), np.abs(array), 0)
+                environment.arrays[value] = np.asarray(change(finite)).astype(np.asarray(array).dtype)
+            super(Rounding, self).run_operation(op, environment)
+            environment.arrays.update(kept)
+            return np.asarray(environment.arrays[op.result], np.float64)
+
         with np.errstate(all="ignore"):
-            outside = np.asarray(bound, np.float64) * count > _largest(f64 if dtype == f64 else f32) * (1 - 1e-3)
-        environment.arrays[op.result] = np.where(outside, np.nan, result)
+            if op.definition.full_name == "graph.prod":
+                small = of(lambda a: np.where((a > 0) & (a < 1), a, 1))
+                return (of(lambda a: np.maximum(a, 1)) > largest) | (small < (2.0**-1022 if dtype == f64 else 2.0**-126))
+            count = max(np.size(kept[op.operands[0]]), 1) if op.definition.full_name == "graph.mean" else 1
+            return of(lambda a: a) * count > largest
 
     def _moved(self, array: Any, dtype: Any) -> Any:
         array = np.asarray(array)
