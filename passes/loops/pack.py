@@ -113,7 +113,6 @@ class _Packing:
         self.graph = graph
         self.stored_only = stored_only
         self.rows = rows
-        self.unpacked: set[Operation] = set()
         self.made: dict[tuple[Value, Type, Panels, Operation | None], Value] = {}
         self.replaced: dict[Value, None] = {}
 
@@ -122,23 +121,21 @@ class _Packing:
         if self.stored_only or not self.rows:
             return
         for tiles in loops:
-            rows = next((r for _, _, r in self._loads(tiles) if r is not None), None)
-            if rows is not None:
-                nest = self._nest(tiles)
-                other = two_versions(nest, rows, self.rows)
-                if other is not None:
-                    self.unpacked.update(other.walk())
+            nest = self._nest(tiles)
+            rows = next(self._open_rows(tiles), None)
+            if rows is not None and nest.name != "scf.if":
+                two_versions(nest, rows, self.rows)
 
-    def _loads(self, tiles: Operation) -> Iterator[tuple[Operation, Value, Dim | None]]:
-        """Loads that can be packed when the program runs, with the column, and the rows where those are not known."""
+    def _open_rows(self, tiles: Operation) -> Iterator[Dim]:
+        """For loads that can be packed when the program runs how many rows read them, where that is not known yet."""
         for load, column, width in self._candidates(tiles):
             (access,) = accesses(load)
             place = find_places(load, access, column, width)
             if place is None or not isinstance(access.buffer.type, MemRefType) or stored_tensor(access.buffer) is not None:
                 continue
-            rows = unknown_rows(variable(tiles), column)
-            if rows is not None and Panels(*place, width).fit(access.buffer.type) and _lines_are_far(access.buffer.type, place[1]):
-                yield load, column, rows
+            rows = rows_between(variable(tiles), column)
+            if isinstance(rows, DimExpr) and Panels(*place, width).fit(access.buffer.type) and _lines_are_far(access.buffer.type, place[1]):
+                yield rows
 
     def _candidates(self, tiles: Operation) -> Iterator[tuple[Operation, Value, int]]:
         """Loads inside the tiles of a loop, with the variable of the tile and its size."""
@@ -170,15 +167,20 @@ class _Packing:
         nest = self._nest(load)
         if not panels.fit(access.buffer.type) or _is_written(access.buffer, nest):
             return False
-        at_run_time = not self.stored_only and load not in self.unpacked and self._has_rows(nest, tile, column)
+        at_run_time = not self.stored_only and self._has_rows(load, nest, tile, column)
         buffer = self._panels(access.buffer, panels, nest, at_run_time)
         if buffer is None:
             return False
         write_layout(load, [panels.access(access, buffer, value_symbol(tile), value_symbol(column))])
         return True
 
-    def _has_rows(self, nest: Operation, tile: Value, column: Value) -> bool:
-        return self.rows == 0 or nest.name == "scf.if" or _known_rows(tile, column) >= self.rows
+    def _has_rows(self, load: Operation, nest: Operation, tile: Value, column: Value) -> bool:
+        if self.rows == 0:
+            return True
+        if nest.name == "scf.if":  # the second version is that for few rows
+            return any(op is load for outer in nest.regions[0].block for op in outer.walk())
+        rows = rows_between(tile, column)
+        return isinstance(rows, int) and rows >= self.rows
 
     def clean(self) -> None:
         """Drops buffers that nothing reads any more."""
@@ -252,19 +254,21 @@ def two_versions(nest: Operation, rows: Dim, least: int) -> Operation | None:
     return copy
 
 
-def unknown_rows(tile: Value, column: Value) -> Dim | None:
-    """How many rounds the loops between a tile and its columns have, where that is known only when the program runs."""
+def rows_between(tile: Value, column: Value) -> Dim | None:
+    """How many rounds the loops between a tile and its columns have; None when that changes from round to round."""
     rows: Dim = 1
     loop = parent(_loop_of(column))
     while loop is not None and loop is not _loop_of(tile):
         bounds = single_range(loop) if is_loop(loop) else None
-        if bounds is not None and bounds.step != 1:
-            size = extent(bounds)
+        if bounds is None:
+            return None
+        size = extent(bounds)
+        if not any(n.startswith("%") for n in symbols_of(bounds.start)):  # else what a loop over tiles counts already
             if any(n.startswith("%") for n in symbols_of(size)):
                 return None
             rows = rows * size
         loop = parent(loop)
-    return None if isinstance(rows, int) else rows
+    return rows
 
 
 def _lines_are_far(type_: MemRefType, step: int) -> bool:
@@ -272,19 +276,6 @@ def _lines_are_far(type_: MemRefType, step: int) -> bool:
     size = type_.shape[step]
     apart = product(type_.shape[step + 1 :]) * type_.dtype.itemsize
     return isinstance(apart, int) and apart >= FAR and isinstance(size, int) and size * apart >= 64 * FAR
-
-
-def _known_rows(tile: Value, column: Value) -> int:
-    """How many rounds the loops between a tile and its columns have together, as far as is known; 1 for those that are not."""
-    rows = 1
-    loop = parent(_loop_of(column))
-    while loop is not None and loop is not _loop_of(tile):
-        bounds = single_range(loop) if is_loop(loop) else None
-        if bounds is not None and isinstance(bounds.step, int):
-            sizes = [size for t in minimum_terms(bounds.stop) if isinstance(size := t - bounds.start, int)]
-            rows *= max(1, min(sizes, default=1) // bounds.step)
-        loop = parent(loop)
-    return rows
 
 
 def _loop_of(variable_: Value) -> Operation:

@@ -217,3 +217,25 @@ def test_mostly_padding_is_not_packed() -> None:
     text = text.replace("%j = 0 to 3", "%jt = 0 to 3 step 16").replace('tag="x") {', 'tag="n.tile") {\n scf.parallel(%j = %jt to min(%jt+16, 3)) {')
     text = text.replace("%C[%i, %j])\n      yield", "%C[%i, %j])\n      yield } yield")
     assert not reads(run(text, "pack", [((2, 5), (3,))]), "B.panels")
+
+
+MANY = "pack{loop=n.tile, stored_only=false, rows=5}"
+
+
+@pytest.mark.parametrize(("m", "packed"), [("4", False), ("5", True), ("16", True)])
+def test_known_rows_decide(m: str, packed: bool) -> None:
+    text = matmul(m, "700", "3")
+    after = run(text, TILES + MANY + PEELS, [((int(m), 3), (3, 700), (700,))])
+    assert bool(reads(after, "B.panels")) == packed and "scf.if" not in print_module(after)
+
+
+def test_unknown_rows_make_two_versions() -> None:
+    """Lines of 2 KiB and more, and many of them: the number of rows is looked at when the program runs."""
+    text = matmul("M", "700", "64")
+    after = run(text, TILES + MANY + PEELS, [((m, 64), (64, 700), (700,)) for m in (0, 4, 5)])
+    (choice,) = [op for op in after.walk() if op.name == "scf.if"]
+    first, second = (" ".join(op.operands[0].name for op in r.block.first.walk() if op.name == "memref.load") for r in choice.regions)  # type: ignore[union-attr]
+    assert "B" in first.split() and "B.panels" not in second
+    assert [op.name for op in after.main.block if op.results and "panels" in op.results[0].name] == ["memref.alloc"]
+    near = run(matmul("M", "100", "64"), TILES + MANY, [((3, 64), (64, 100), (100,))])
+    assert "scf.if" not in print_module(near)
