@@ -35,6 +35,8 @@ NOISE_UNITS = 4.0
 
 UNCOUNTED = ("graph.call", "graph.return", "graph.print", "graph.assert")
 """Operations that compute nothing."""
+SAME_BITS = ("fma", "absf", "absi", "copysign", "sqrt", "floor", "ceil", "trunc", "roundeven", "isnan", "ldexp")
+"""Functions of ``math`` that are rounded correctly everywhere."""
 SUMS = ("graph.matmul", "graph.sum", "graph.mean", "graph.prod", "graph.cumsum")
 
 
@@ -172,7 +174,7 @@ def check_native(runs: Baseline, *, bits: bool = False, threads: int = 1) -> int
         compared += 1
         check_outputs(runs.module, case, found, where)
         check_printed(runs.module, case, native.printed)
-        if bits:
+        if bits and not has_functions(native.lowered):
             wanted = execute(native.lowered, case.graph, case.inputs, case.kind)
             for position, (a, b) in enumerate(zip(wanted, found, strict=True)):
                 assert same_bits(a, b), (
@@ -180,6 +182,11 @@ def check_native(runs: Baseline, *, bits: bool = False, threads: int = 1) -> int
                 )
     check_failures(runs.module, native)
     return compared
+
+
+def has_functions(module: Module) -> bool:
+    """Whether functions are left that another library computes in the interpreter, whose last bits may differ."""
+    return any(op.definition.dialect == "math" and op.definition.name not in SAME_BITS for op in module.walk())
 
 
 _HEAD = re.compile(r"(?m)^(?:.*: )?[a-z]+[0-9]*\[[0-9, ]*\]$")
