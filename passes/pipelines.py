@@ -13,15 +13,15 @@ _LINALG = (
 )
 
 _LOOPS = (
-    # products: columns in blocks of 48, rows in blocks of 8; factors arranged by columns
+    # products: blocks of 8 rows by 48 columns, or of 6 by 64; factors arranged by columns
     "transpose-operands",
     "collapse",
     "lower-to-loops",
-    "tile{loop=n, size=48, outside=m}",
-    "tile{loop=m, size=8}",
+    "tile{loop=n, size=[48, 64, 48], outside=m}",
+    "tile{loop=m, size=8, area=384}",
     "pack{stored_only=false, rows=32}",
     "hoist-to-init",
-    "peel{loop=n.tile, sizes=[16]}",
+    "peel{loop=n.tile, sizes=[32, 16]}",
     "peel{loop=m.tile, sizes=[4, 2, 1]}",
     # what follows a product, row by row while the block is near
     "fission{loops=[m, n], after=k}",

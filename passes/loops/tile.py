@@ -62,6 +62,9 @@ class Tile(Pass):
     ``outside=m`` puts the new loop around the loop ``m`` that the tiled one stands in, through parallel loops that do
     nothing else: ``tile{loop=n, size=48, outside=m}, tile{loop=m, size=8}`` makes the order n.tile, m.tile, m, n.
 
+    ``area`` limits the rounds of a tile together with those of the tiles around it, to what registers hold:
+    ``tile{loop=m, size=8, area=384}`` takes 8 rows of 48 columns, and 6 of 64.
+
     Rounds run in the same order as before.  ``outside`` changes it, for parallel loops whose rounds may run in any
     order; what has an effect besides the inner loop, or bounds that depend on a loop in between, keep the new loop where it
     was.
@@ -74,6 +77,8 @@ class Tile(Pass):
     outer: str = ""
     """tag of the new loops; empty for that of the old ones with ``.tile``"""
     outside: str = ""
+    area: int = 0
+    """the most rounds of a tile together with the tiles around it; 0 for no limit"""
     """tag of the loop that the new one goes around; empty for the old one"""
 
     keeps_types: ClassVar[bool] = True
@@ -81,6 +86,8 @@ class Tile(Pass):
     def __post_init__(self) -> None:
         if not self.size or min(self.size) < 1:
             raise ValueError("a tile has one round or more")
+        if self.area < 0:
+            raise ValueError("an area is 0 (no limit) or more")
 
     def run(self, module: Module, context: PassContext) -> bool:
         tiled = 0
@@ -95,7 +102,7 @@ class Tile(Pass):
         outer_tag = self.outer or f"{self.loop}.tile"
         if bounds is None or bounds.step != 1 or is_tile(loop, bounds, outer_tag):
             return False
-        size = self._choose(bounds)
+        size = self._limited(loop, self._choose(bounds))
         place = _place(loop, bounds, self.outside)
         assert place.block is not None
         builder = Builder(place.block, place, loc=loop.loc)
@@ -120,6 +127,15 @@ class Tile(Pass):
             return self.size[-1]
         size = next((s for s in self.size if known % s == 0), self.size[-1])
         return min(size, max(1, -(-known // 16)) * 16)
+
+    def _limited(self, loop: Operation, size: int) -> int:
+        outer = parent_loop(loop)
+        around = 1
+        while outer is not None:
+            step = ranges(outer)[0].step
+            around *= step if isinstance(step, int) else 1
+            outer = parent_loop(outer)
+        return max(1, min(size, self.area // around)) if self.area else size
 
 
 def is_tile(loop: Operation, bounds: RangeArg, outer_tag: str) -> bool:

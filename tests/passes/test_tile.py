@@ -10,6 +10,7 @@ from ir.core import Operation
 from ir.diagnostics import GraphError
 from ir.printer import print_module
 from passes.loops._loops import ranges, tag_of
+from passes.pipelines import load_pipeline
 
 BOTH = "tile{loop=n, size=48, outside=m},tile{loop=m, size=8}"
 SIZES = (0, 1, 7, 47, 48, 49, 97)
@@ -149,3 +150,12 @@ def test_kinds_of_loops_stay() -> None:
         return [op.name for op in found]
 
     assert (kind("reduce.tile"), kind("col.tile")) == (["scf.for"], ["scf.parallel"])
+
+
+@pytest.mark.parametrize(("n", "rows"), [("48", 8), ("64", 6), ("96", 8), ("640", 6), ("7", 8)])
+def test_area(n: str, rows: int) -> None:
+    """What the registers hold: 8 rows of 48 columns, 6 of 64."""
+    after = optimize(matmul("M", n, "3"), "tile{loop=n, size=[48, 64, 48], outside=m},tile{loop=m, size=8, area=384}")
+    assert f"step {rows}, tag=\"m.tile\"" in print_module(after)
+    with pytest.raises(GraphError, match="an area is 0"):
+        load_pipeline("tile{area=-1}")
