@@ -296,6 +296,46 @@ def gelu(x: FloatScalar) -> Any:
     return np.where(np.isneginf(x), -0.0, x * _special.normcdf(np.asarray(x)))
 
 
+@op(infer=same, dialect="math", elementwise=True)
+def sigmoid(x: FloatScalar) -> Any:
+    """1 / (1 + exp(-x)).
+
+    Accurate where it is small too, down to denormals: below 0 it is exp(x) / (1 + exp(x)).  sigmoid(-inf) is 0,
+    sigmoid(inf) is 1, NaN stays NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.sigmoid(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return _special.sigmoid(np.asarray(x))
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def silu(x: FloatScalar) -> Any:
+    """x * sigmoid(x), rounded once.
+
+    A product of its own would lose digits where ``sigmoid`` is denormal and the result is not.  silu(-0) is -0, silu(-inf) is
+    -0 (the limit), silu(inf) is inf, NaN stays NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.silu(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return _special.silu(np.asarray(x))
+
+
 @op(infer=same, dialect="math", elementwise=True, exact=True)
 def absf(x: FloatScalar) -> Any:
     """The absolute value of a float.

@@ -159,11 +159,19 @@ def _lane_by_lane(w: Writer, function: str, args: list[str], elements: list[str]
     return total
 
 
-@emits("math.normcdf", "math.gelu")
-def _normal(w: Writer, op: Operation) -> None:
+_OWN = {
+    "math.normcdf": helpers.normal_distribution,
+    "math.gelu": helpers.gelu,
+    "math.sigmoid": helpers.sigmoid,
+    "math.silu": helpers.silu,
+}
+
+
+@emits(*_OWN)
+def _own(w: Writer, op: Operation) -> None:
     (x,) = operands(w, op)
     dtype, lanes = dtype_of(op.results[0]), result_lanes(op)
-    function = helpers.gelu(w.unit) if op.definition.full_name == "math.gelu" else helpers.normal_distribution(w.unit)
+    function = _OWN[op.definition.full_name](w.unit)
     wide = [to_double(w, x, dtype, lanes)]
     w.names[op.results[0]] = from_double(w, _lane_by_lane(w, function, wide, ["double"], lanes), dtype, lanes)
 

@@ -57,6 +57,38 @@ entry:
 }}
 """
 
+_SIGMOID = """define internal double @{name}.sigmoid(double %x) #0 {{
+entry:
+  %size = call double @llvm.fabs.f64(double %x)
+  %minus = fneg double %size
+  %small = call double @exp(double %minus)
+  %above = fcmp oge double %x, 0.0
+  %top = select i1 %above, double 1.0, double %small
+  %sum = fadd double 1.0, %small
+  %result = fdiv double %top, %sum
+  ret double %result
+}}
+"""
+
+_SILU = """define internal double @{name}.silu(double %x) #0 {{
+entry:
+  ; exp(x) is denormal where the result is not, its root is not; -inf * 0 would be NaN
+  %size = call double @llvm.fabs.f64(double %x)
+  %half = fmul double %size, -0.5
+  %root = call double @exp(double %half)
+  %low = fcmp olt double %x, -1500.0
+  %finite = select i1 %low, double -1500.0, double %x
+  %once = fmul double %finite, %root
+  %below = fmul double %once, %root
+  %above = fcmp oge double %x, 0.0
+  %top = select i1 %above, double %x, double %below
+  %square = fmul double %root, %root
+  %sum = fadd double 1.0, %square
+  %result = fdiv double %top, %sum
+  ret double %result
+}}
+"""
+
 RUNTIME = """define internal void @{name}.fail(ptr %state, i64 %site, i64 %first, i64 %second) #1 {{
 entry:
   %site32 = trunc i64 %site to i32
@@ -144,6 +176,23 @@ def gelu(unit: Unit) -> str:
     normal_distribution(unit)
     unit.definitions.setdefault("gelu", _GELU.format(name=unit.name))
     return f"@{unit.name}.gelu"
+
+
+def sigmoid(unit: Unit) -> str:
+    """The name of a function for ``math.sigmoid`` in double."""
+    return _of_exponential(unit, "sigmoid", _SIGMOID)
+
+
+def silu(unit: Unit) -> str:
+    """The name of a function for ``math.silu`` in double."""
+    return _of_exponential(unit, "silu", _SILU)
+
+
+def _of_exponential(unit: Unit, name: str, text: str) -> str:
+    unit.declare("double", "llvm.fabs.f64", "double")
+    unit.external("double", "exp", "double")
+    unit.definitions.setdefault(name, text.format(name=unit.name))
+    return f"@{unit.name}.{name}"
 
 
 def runtime(unit: Unit, pause: str) -> str:

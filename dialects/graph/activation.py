@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dialects.graph import _special
 from dialects.graph._special import erfc, ieee_maximum
 from dialects.graph._wide import rounded
 from ir.opdef import Float, Numeric, Tensor, TypeProblem, op
@@ -25,11 +26,6 @@ def _with_alpha(x: TensorType, alpha: float) -> TensorType:
     if not math.isfinite(alpha):
         raise TypeProblem(f"alpha is a finite number, found {alpha}", attribute="alpha")
     return x
-
-
-def _sigmoid(x: NDArray[Any]) -> NDArray[Any]:
-    small = np.exp(-np.abs(x))  # never overflows
-    return np.where(x >= 0, 1.0 / (1.0 + small), small / (1.0 + small))  # type: ignore[no-any-return]
 
 
 def _times_gate(x: NDArray[Any], gate: NDArray[Any]) -> NDArray[Any]:
@@ -124,7 +120,7 @@ def sigmoid(x: Float) -> Tensor:
           return %y
         }
     """
-    return _sigmoid(x)
+    return _special.sigmoid(x)
 
 
 @op(infer=_same, elementwise=True, composite=True)
@@ -141,7 +137,7 @@ def silu(x: Float) -> Tensor:
           return %y
         }
     """
-    return _times_gate(x, _sigmoid(x))
+    return _special.silu(x)
 
 
 @op(infer=_same, elementwise=True, composite=True)
@@ -170,7 +166,7 @@ def gelu(x: Float, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     """
     if approximate == "none":
         return _times_gate(x, 0.5 * erfc(-x * math.sqrt(0.5)))
-    return _times_gate(x, _sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+    return _times_gate(x, _special.sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 @op(infer=_same, elementwise=True, composite=True)

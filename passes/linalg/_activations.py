@@ -1,7 +1,6 @@
 """Scalar bodies of the activation functions, for those that ``decompose`` has left.
 
-They are those of the decompositions where these are best; silu and gelu are cheaper here and accurate in f32 as the operations
-say.
+sigmoid, silu and, of f32, gelu are operations of ``math``; most others are those of the decompositions where these are best.
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ from dialects.graph._wide import rounded
 from ir.core import Operation, Value
 from ir.types import f64
 from passes.linalg._nests import number, scalar_dtype
+from passes.vector._gate import gated
 
-SHIFT, SHIFT_FACTOR = 39.79400634765625, 5.220145767100658e-18
-"""A multiple of 2**-17, so that numbers of f32 from 64 to 128 can be reduced by it exactly, and exp(-SHIFT) within 1.4e-14."""
-FAR = 64.0
-"""From where 1 + exp(-(size - SHIFT)) is 1 in f32."""
 CUBIC = 0.044715
 SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 
@@ -64,8 +60,11 @@ def _decayed(x: Value) -> Value:
 
 
 def _sigmoid(op: Operation, x: Value) -> Value:
-    one, small = _like(x, 1), _decayed(x)
-    return divf(select(cmpf(x, _like(x, 0), predicate="ge"), one, small), addf(one, small))  # type: ignore[no-any-return]
+    return m.sigmoid(x)  # type: ignore[no-any-return]
+
+
+def _silu(op: Operation, x: Value) -> Value:
+    return m.silu(x)  # type: ignore[no-any-return]
 
 
 def _softplus(op: Operation, x: Value) -> Value:
@@ -82,34 +81,12 @@ def _finite(x: Value, lowest: float) -> Value:
     return select(_less(x, bound), bound, x)  # type: ignore[no-any-return]
 
 
-def _gated(x: Value, size: Value, lost: Value | None = None) -> Value:
-    """x / (1 + exp(-size)) for x >= 0, x * exp(-size) / (1 + exp(-size)) below, of f32; ``lost`` belongs to size.
-
-    The exponential can be denormal where x times it is not, so from FAR on it is taken of a smaller size; the factor that makes
-    up for it comes last.
-    """
-    one, zero = _like(x, 1), _like(x, 0)
-    far = cmpf(size, _like(x, FAR), predicate="ge")
-    small = m.exp(subf(select(far, _like(x, SHIFT), zero), size))
-    if lost is not None:
-        small = m.fma(small, negf(lost), small)
-    below = mulf(mulf(x, small), select(far, _like(x, SHIFT_FACTOR), one))
-    return divf(select(cmpf(x, zero, predicate="ge"), x, below), addf(one, small))  # type: ignore[no-any-return]
-
-
 def _gated_f64(x: Value, argument: Value) -> Value:
     """x * sigmoid(argument) in f64: the root of the exponential is not denormal where the result is not."""
     root = m.exp(mulf(m.absf(argument), _like(x, -0.5)))
     below = mulf(mulf(x, root), root)
     above = select(cmpf(x, _like(x, 0), predicate="ge"), x, below)
     return divf(above, addf(_like(x, 1), mulf(root, root)))  # type: ignore[no-any-return]
-
-
-def _silu(op: Operation, x: Value) -> Value:
-    if scalar_dtype(x) == f64:
-        return _gated_f64(_finite(x, -1500.0), x)
-    finite = _finite(x, -127.0)
-    return _gated(finite, m.absf(finite))
 
 
 def _gelu(op: Operation, x: Value) -> Value:
@@ -141,7 +118,8 @@ def _gelu_tanh(x: Value) -> Value:
     total, total_low = _sum(slope, steep)
     total_low = addf(total_low, addf(steep_low, slope_low))
     argument = mulf(size, total)
-    return _gated(finite, argument, m.fma(size, total_low, m.fma(size, total, negf(argument))))
+    lost = m.fma(size, total_low, m.fma(size, total, negf(argument)))
+    return gated(finite, argument, lambda value, _: _like(x, value), m.exp, lost)
 
 
 def _two_parts(x: Value, value: float) -> tuple[Value, Value]:

@@ -15,7 +15,7 @@ from passes.loops._loops import body, extent, inner_loop, is_loop, ranges, upper
 from passes.loops.interchange import obstacle, swap_loops
 
 LANES = 16
-COSTS = {"arith.constant": 0, "arith.divf": 4, "arith.divsi": 16, "arith.remsi": 16, "math.fma": 1}
+COSTS = {"arith.constant": 0, "arith.divf": 4, "arith.divsi": 16, "arith.remsi": 16, "math.fma": 1, "math.sigmoid": 24, "math.silu": 36}
 """What an operation costs, in simple ones; others of ``math`` count as 16."""
 
 

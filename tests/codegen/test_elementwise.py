@@ -16,7 +16,7 @@ from ir.types import DTYPES, DType, ScalarType
 from passes.infra.verify_exec import describe_difference, same_bits
 from tests.codegen.native_checks import main_program, special_array
 
-LIBRARY = {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "tanh", "erf", "erfc", "powf", "normcdf", "gelu"}
+LIBRARY = {"exp", "expm1", "log", "log1p", "sin", "cos", "tan", "tanh", "erf", "erfc", "powf", "normcdf", "gelu", "sigmoid", "silu"}
 """In f64 numpy's functions and those of the C library are both within a few units of the last place, but not equal; f32 and
 narrower are rounded from double, where that does not show."""
 ULP = {"normcdf": 16, "gelu": 16, "erf": 8, "erfc": 16}
@@ -113,6 +113,18 @@ def test_same_bits(key: str) -> None:
         native.run([*map(np.array, arrays), *outputs])
         for lanes, found in zip(widths, outputs, strict=True):
             compare(key, arrays, wanted, found, f"{lanes} lanes\n{module}")
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "silu"])
+def test_tails_of_gates_in_f64(name: str) -> None:
+    """Down to denormal results."""
+    module = main_program("%A0: memref<f64[N]>, %C0: memref<f64[N]>", scalar_loop(f"math.{name}", (DTYPES["f64"],), DTYPES["f64"], ""))
+    x = np.concatenate([np.linspace(-760, 760, 997), [np.inf, -np.inf, np.nan, 0.0, -0.0]])
+    wanted, found = np.zeros_like(x), np.zeros_like(x)
+    Interpreter(module).run(module.main, [x, wanted])
+    NativeGraph(module, module.main, level=1).run([x, found])
+    assert ulps(found, wanted) <= 4
+    assert np.array_equal(np.signbit(found[:-3]), np.signbit(wanted[:-3])) and np.signbit(found[-1]) == np.signbit(wanted[-1])
 
 
 def compare(key: str, arrays: list[np.ndarray], wanted: np.ndarray, found: np.ndarray, where: str) -> None:

@@ -79,6 +79,16 @@ def test_tails_named_in_the_traps() -> None:
     assert act.sigmoid(np.float32(-17.5)) == np.float32(1 / (1 + math.exp(17.5)))
 
 
+def test_silu_of_f64_has_the_digits_of_its_tail() -> None:
+    """exp(x) is denormal below -708.4, where x * exp(x) still is not; there the exact results have few digits themselves."""
+    x = np.concatenate([np.linspace(-751, -700, 500), np.linspace(-40, 40, 200)])
+    with localcontext() as context:
+        context.prec = 60
+        wanted = np.array([float(exact_silu(float(v))) for v in x])
+    error = np.abs(act.silu(x) - wanted) / np.spacing(np.abs(wanted))
+    assert error.max() <= 4, x[error.argmax()]
+
+
 SPECIAL: list[tuple[str, Callable[..., np.ndarray], list[float], list[float]]] = [
     ("relu", act.relu, [NAN, -0.0, 0.0, -INF, INF, -1, 2], [NAN, 0.0, 0.0, 0.0, INF, 0.0, 2]),
     ("leaky_relu", lambda x: act.leaky_relu(x, alpha=0.5), [NAN, -0.0, -INF, INF, -4, 3], [NAN, -0.0, -INF, INF, -2, 3]),

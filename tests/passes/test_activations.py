@@ -56,6 +56,15 @@ def test_the_same_bits(name: str, dtype: str) -> None:
     assert_same_bits(load(text(name, dtype)), optimize(text(name, dtype), pipeline(name)))
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("name", ["sigmoid", "silu"])
+def test_one_operation_with_the_same_bits(name: str, dtype: str) -> None:
+    after = optimize(text(name, dtype), pipeline(name))
+    nest = next(op for op in after.walk() if op.name == "linalg.generic")
+    assert [op.name for op in nest.regions[0].block] == [f"math.{name}", "graph.yield"]
+    assert_same_bits(load(text(name, dtype)), after)
+
+
 @pytest.mark.parametrize("dtype", ["i32", "i8", "u8"])
 def test_relu_of_integers(dtype: str) -> None:
     assert_same_bits(load(text("relu", dtype)), optimize(text("relu", dtype), pipeline("relu")))
@@ -99,7 +108,7 @@ def test_errors_of_f32(name: str) -> None:
 
 
 def test_shift_is_exact() -> None:
-    from passes.linalg._activations import FAR, SHIFT, SHIFT_FACTOR
+    from passes.vector._gate import FAR, SHIFT, SHIFT_FACTOR
 
     assert int(SHIFT * 2**17) == SHIFT * 2**17 and float(np.float32(SHIFT)) == SHIFT
     assert float(np.float32(SHIFT_FACTOR)) == SHIFT_FACTOR and math.isclose(math.exp(-SHIFT), SHIFT_FACTOR, rel_tol=1e-13)

@@ -25,6 +25,11 @@ def _gelu(x):
     return np.where(np.isneginf(x), -0.0, x * _special.normcdf(x))
 
 
+def _silu(x):
+    wide = np.maximum(x.astype(WIDE), -1000)
+    return wide / (1 + np.exp(-wide))
+
+
 EXACT = {
     "exp": lambda x: np.exp(x.astype(WIDE)),
     "expm1": lambda x: np.expm1(x.astype(WIDE)),
@@ -32,6 +37,8 @@ EXACT = {
     "log": lambda x: np.log(x.astype(WIDE)),
     "log1p": lambda x: np.log1p(x.astype(WIDE)),
     "rsqrt": lambda x: 1 / np.sqrt(x.astype(WIDE)),
+    "sigmoid": lambda x: np.exp(np.minimum(x.astype(WIDE), 0)) / (1 + np.exp(-np.abs(x.astype(WIDE)))),
+    "silu": _silu,
     "erf": _special.erf,
     "erfc": _special.erfc,
     "normcdf": _special.normcdf,
@@ -43,6 +50,8 @@ BOUNDS = {
     "exp": 0.9,
     "expm1": 1.6,
     "tanh": 1.6,
+    "sigmoid": 2.5,
+    "silu": 3.5,
     "erf": 2.0,
     "erfc": 3.0,
     "normcdf": 3.0,
@@ -57,6 +66,8 @@ RANGES = {
     "exp": [(-104.5, -86), (-88, 89), (-1, 1)],
     "expm1": [(-20, 89), (-2, 2), (-0.2, 0.2)],
     "tanh": [(-10, 10), (-0.6, 0.6)],
+    "sigmoid": [(-104.5, 20), (-2, 2), (-88, -86)],
+    "silu": [(-109, 20), (-2, 2), (-109, -100)],
     "erf": [(-4, 4), (-0.5, 0.5)],
     "erfc": [(-4.5, 10.5), (-1, 1), (9, 10.3)],
     "normcdf": [(-14.6, 6), (-2, 2), (-14.4, -12)],
@@ -72,6 +83,8 @@ SPECIAL = {
     "exp": (0.0, 1.0, 1.0, math.inf),
     "expm1": (-1.0, -0.0, 0.0, math.inf),
     "tanh": (-1.0, -0.0, 0.0, 1.0),
+    "sigmoid": (0.0, 0.5, 0.5, 1.0),
+    "silu": (-0.0, -0.0, 0.0, math.inf),
     "erf": (-1.0, -0.0, 0.0, 1.0),
     "erfc": (2.0, 1.0, 1.0, 0.0),
     "normcdf": (0.0, 0.5, 0.5, 1.0),
@@ -358,7 +371,20 @@ def test_what_is_left() -> None:
     assert all(op.block is module.main.block for op in module.walk())
 
 
-SIZES = {"exp": 20, "expm1": 21, "tanh": 25, "erf": 25, "erfc": 43, "normcdf": 43, "gelu": 45, "log": 27, "log1p": 26, "rsqrt": 12}
+SIZES = {
+    "exp": 20,
+    "expm1": 21,
+    "tanh": 25,
+    "sigmoid": 26,
+    "silu": 33,
+    "erf": 25,
+    "erfc": 43,
+    "normcdf": 43,
+    "gelu": 45,
+    "log": 27,
+    "log1p": 26,
+    "rsqrt": 12,
+}
 
 
 @pytest.mark.parametrize("function", SIZES)
