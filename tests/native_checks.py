@@ -59,14 +59,17 @@ class Rounding(Interpreter):
             super().run_operation(op, environment)
             environment.arrays.update(kept)
             if outside is not None:
-                environment.arrays[op.result] = np.where(outside, np.nan, environment.arrays[op.result])
+                environment.arrays[op.result] = np.where(outside, (np.nan, np.inf, -np.inf)[self.seed // 2 % 3], environment.arrays[op.result])
         if op.definition.exact_bits or op.definition.full_name in ("graph.full", "graph.iota", "graph.weight", "graph.call"):
             return
         for result in op.results:
             environment.arrays[result] = self._moved(environment.arrays[result], environment.dtypes[result])
 
     def _leaves_range(self, op: Operation, environment: Any) -> Any:
-        """Where finite terms, or sums (products) of some of them, may leave the range of the type: NaN in every other run."""
+        """Where finite terms, or sums (products) of some of them, may leave the range of the type.
+
+        None in every other run; in the others such a result is infinite, or NaN.
+        """
         dtype = environment.dtypes[op.operands[0]]
         if not self.seed % 2 or dtype not in UNIT:
             return None
