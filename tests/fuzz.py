@@ -263,22 +263,30 @@ def run_all(tally: Tally) -> None:
     for seed in range(options.seed, options.seed + options.count):
         seeds.put(seed)
 
+    stopped = threading.Event()
+
     def serve() -> None:
         worker = Worker(options.steps)
         try:
             for seed in _taken(seeds):
-                if tally.failures >= options.stop:
+                if tally.failures >= options.stop or stopped.is_set():
                     break
                 start = time.perf_counter()
-                tally.add(seed, worker.check(seed), time.perf_counter() - start)
+                found = worker.check(seed)
+                if not stopped.is_set():  # Ctrl-C ends the processes, too
+                    tally.add(seed, found, time.perf_counter() - start)
         finally:
             worker.close()
 
     threads = [threading.Thread(target=serve) for _ in range(options.jobs)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    while any(thread.is_alive() for thread in threads):
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            stopped.set()
 
 
 def _taken(seeds: queue.SimpleQueue[int]) -> Iterator[int]:
