@@ -3,7 +3,7 @@
 Every program is written in another way and read back, run in the interpreter, compiled for the CPU, and its machine code
 compared with the interpreter, for small sizes and for some that are larger than tiles.  Every twentieth goes through all
 passes one by one as well, and the bits of its machine code are compared with those of the lowered program in the
-interpreter, for one thread and for two.
+interpreter, for one thread and for two; one more time it becomes machine code after fewer passes.
 
 The programs run in processes of their own, so that one that dies is noticed and the others go on.  Prints how many programs
 were tried, how many mismatches and deaths there were; the text of a program that fails is written to
@@ -127,7 +127,9 @@ def check_seed(module: Module, seed: int) -> tuple[Baseline, int]:
         return runs, check_native(runs, threads=1 + seed % 2) + check_large(module, seed)
     runs = check_program(module, seed)
     check_memory(runs)
-    return runs, check_native(runs, bits=True, threads=1) + check_native(runs, bits=True, threads=2)
+    prefix = random.Random(seed).randrange(20)
+    compared = [check_native(runs, bits=True, threads=1), check_native(runs, bits=True, threads=2), check_native(runs, prefix=prefix)]
+    return runs, sum(compared)
 
 
 def try_seed(seed: int, steps: int) -> dict[str, Any]:

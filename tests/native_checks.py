@@ -158,14 +158,24 @@ def compile_checked(module: Module, pipeline: str = "cpu") -> Native:
     return Native(lowered, {})
 
 
-def check_native(runs: Baseline, *, bits: bool = False, threads: int = 1) -> int:
+def compile_prefix(module: Module, count: int) -> Native:
+    """The program after so many of the passes from ``lower-to-loops`` on, and those that machine code can't do without."""
+    passes = load_pipeline("cpu")
+    first = next(i for i, p in enumerate(passes) if type(p).__name__ == "LowerToLoops") + 1
+    lowered = clone_module(module)
+    PassManager([*passes[: min(first + count, len(passes))], *load_pipeline("hoist-to-init,unroll-vectors")]).run(lowered)
+    return Native(lowered, {})
+
+
+def check_native(runs: Baseline, *, bits: bool = False, threads: int = 1, prefix: int | None = None) -> int:
     """Machine code against the interpreter for every run of a program; returns how many were compared.
 
-    With ``bits`` the lowered program is run in the interpreter too, whose results must be the same bits on any data.
+    With ``prefix`` after the first so many loop passes alone (see :func:`compile_prefix`).  With ``bits`` the lowered
+    program is run in the interpreter too, whose results must be the same bits on any data.
     """
     if has_no_code(runs.module):
         return 0
-    native = compile_checked(runs.module)
+    native = compile_checked(runs.module) if prefix is None else compile_prefix(runs.module, prefix)
     compared = 0
     for case in runs.cases:
         where = f"{case}\n{print_module(runs.module)}"
