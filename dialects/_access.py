@@ -74,10 +74,10 @@ def block_shape(access: AccessArg) -> tuple[int, ...]:
     return tuple(i.size or 1 for i in access.indices)
 
 
-def number(expression: Dim, operands: Sequence[Any], names: Mapping[str, int]) -> int:
-    """The value of an index expression.  Raises ExecutionError when it has none."""
+def number(expression: Dim, operands: Sequence[Any], names: Mapping[str, int], wraps: bool = False) -> int:
+    """The value of an index expression, computed in 64 bits with ``wraps``.  Raises ExecutionError when it has none."""
     try:
-        return evaluate_expr(expression, operands, names)
+        return evaluate_expr(expression, operands, names, wraps)
     except KeyError as error:
         raise ExecutionError(f"{error.args[0]} has no value here") from None
     except ZeroDivisionError:

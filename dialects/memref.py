@@ -368,6 +368,45 @@ class Store(RegionOpDef):
         return ()
 
 
+class Prefetch(RegionOpDef):
+    """A hint that an element of a buffer will be read soon: its memory may be brought into the caches.
+
+    ``memref.prefetch(%B[%k + 8, %j])``; indices are those of ``memref.load``.  Nothing is read and nothing is checked: the
+    element may be outside the buffer.
+
+    Example::
+
+        graph @example(%A: memref<f32[B, 16]>, %C: memref<f32[B, 16]>) {
+          scf.for(%i = 0 to B) {
+            memref.prefetch(%A[%i+8, 0])
+            %a = vector.load(%A[%i, 0:+16]) : vector<f32[1, 16]>
+            vector.store(%a, %C[%i, 0:+16])
+            yield
+          }
+          return
+        }
+    """
+
+    def __init__(self) -> None:
+        super().__init__("prefetch", "memref", result_count=0, pure=False, exact_bits=True)
+
+    def verify(self, op: Operation) -> None:
+        """One access to a single element, and no region."""
+        layout = layout_of(op)
+        if len(layout) != 1 or not isinstance(layout[0], AccessArg) or op.regions:
+            raise TypeProblem("expected one access: memref.prefetch(%A[%i + 8, 0])")
+        check_single(layout[0])
+
+    def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
+        access = layout_of(op)[0]
+        assert isinstance(access, AccessArg)
+        check_access(op, access, operand_types)
+        return ()
+
+    def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
+        return ()
+
+
 def _copy(source: MemRefType, target: MemRefType) -> tuple[()]:
     if source.dtype != target.dtype or len(source.shape) != len(target.shape):
         raise TypeProblem(f"{source} can't be copied to {target}", operand="target")
@@ -401,3 +440,4 @@ register(OfInout())
 register(Alloc())
 register(Load())
 register(Store())
+register(Prefetch())

@@ -12,7 +12,7 @@ from ir.comments import CommentKeeper
 from ir.core import DROPPED, Block, Module, Operation, Region, Trivia, Value
 from ir.diagnostics import AnyLocation, Diagnostics, FusedLocation, Location, NamedLocation, Source, did_you_mean
 from ir.dims import Dim
-from ir.layout import LAYOUT, AccessArg, Argument, BindArg, IndexExpr, LoopDim, OperandArg, RangeArg, operand_symbol
+from ir.layout import LAYOUT, AccessArg, Argument, BindArg, ExpressionArg, IndexExpr, LoopDim, OperandArg, RangeArg, operand_symbol
 from ir.literals import LiteralProblem, Node
 from ir.opdef import PRESENT, REGISTRY, AttributeSpec, OpDef, TypeProblem, check_attributes
 from ir.tokens import Comment, Token
@@ -435,7 +435,7 @@ class OperationRules(literals.LiteralRules):
                 ok &= self._keyword(argument, definition, block, named, attributes)
                 continue
             try:
-                layout.append(self._layout_argument(argument, block, operands))
+                layout.append(self._layout_argument(argument, block, operands, definition.takes_expressions))
             except LiteralProblem as problem:
                 self.report.error(problem.message, self.at(problem.offset), hint=problem.hint)
                 ok = False
@@ -446,7 +446,7 @@ class OperationRules(literals.LiteralRules):
             attributes[PRESENT] = present
         return ok
 
-    def _layout_argument(self, node: Any, block: Block, operands: list[Value]) -> Argument:
+    def _layout_argument(self, node: Any, block: Block, operands: list[Value], expressions: bool) -> Argument:
         def operand(token: Token) -> int:
             operands.append(self._use(token, block))
             return len(operands) - 1
@@ -464,6 +464,10 @@ class OperationRules(literals.LiteralRules):
                     found.append(IndexExpr(expr(index)))
             return AccessArg(position, tuple(found))
 
+        if expressions:
+            if isinstance(node, Node) and node.kind not in _EXPRESSIONS:
+                raise LiteralProblem("expected an index expression", node.start)
+            return ExpressionArg(expr(node))
         if isinstance(node, Token) and node.type == "VALUE":
             return OperandArg(operand(node))
         if isinstance(node, Node):
@@ -502,6 +506,7 @@ class OperationRules(literals.LiteralRules):
 
 
 _FAILED: Any = object()
+_EXPRESSIONS = ("add", "sub", "mul", "division", "function", "negative")
 _LAYOUT_FORMS = ("binding", "range_binding", "access", "access_binding", "parallel_dim", "reduce_dim")
 
 

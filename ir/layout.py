@@ -66,7 +66,14 @@ class LoopDim:
     reduce: bool = False
 
 
-Argument = Union[OperandArg, AccessArg, RangeArg, BindArg, LoopDim]
+@dataclass(frozen=True, slots=True)
+class ExpressionArg:
+    """``%i + 8``: an index expression, of an operation that takes nothing else."""
+
+    expr: Dim
+
+
+Argument = Union[OperandArg, AccessArg, RangeArg, BindArg, LoopDim, ExpressionArg]
 
 
 def layout_of(op: Operation) -> tuple[Argument, ...]:
@@ -84,9 +91,15 @@ def defines_argument(argument: Argument) -> bool:
     return isinstance(argument, (RangeArg, BindArg))
 
 
-def evaluate_expr(expr: Dim, operands: Sequence[int], names: Mapping[str, int]) -> int:
+def wrap(value: int) -> int:
+    """The number of 64 bits, with a sign, that is equal modulo 2**64."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def evaluate_expr(expr: Dim, operands: Sequence[int], names: Mapping[str, int], wraps: bool = False) -> int:
     """The integer value of an expression, given operand values and named dimensions.
 
+    With ``wraps`` it is computed in 64 bits, as machines do: sums and products modulo 2**64, functions of such numbers.
     Raises KeyError for a name without a value, ZeroDivisionError where the divisor of an expression is 0.
     """
     if isinstance(expr, int):
@@ -98,11 +111,11 @@ def evaluate_expr(expr: Dim, operands: Sequence[int], names: Mapping[str, int]) 
         value = coefficient
         for atom in monomial:
             if not isinstance(atom, str):
-                arguments = [evaluate_expr(a, operands, names) for a in atom.args]
+                arguments = [evaluate_expr(a, operands, names, wraps) for a in atom.args]
                 value *= apply_function(atom.kind, *arguments)  # type: ignore[assignment]  # of integers an integer
             elif atom.startswith("%"):
                 value *= int(operands[int(atom[1:])])
             else:
                 value *= names[atom]
         total += value
-    return total
+    return wrap(total) if wraps else total

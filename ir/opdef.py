@@ -384,6 +384,7 @@ class OpDef:
     # -- hooks for RegionOpDef -------------------------------------------------------------------------------------
 
     has_layout = False
+    takes_expressions = False
 
     def verify(self, op: Operation) -> None:
         """Further checks of one operation.  Raises :class:`TypeProblem`."""
@@ -396,7 +397,8 @@ PRESENT = "operand.present"
 class RegionOpDef(OpDef):
     """Base of operations with regions, accesses or ranges: subclass it and make one instance.
 
-    ``has_layout`` operations keep the written form of their arguments in an attribute (see :mod:`ir.layout`);
+    ``has_layout`` operations keep the written form of their arguments in an attribute (see :mod:`ir.layout`); those with
+    ``takes_expressions`` have index expressions for arguments, and nothing else.
     ``optional`` operands, written by name, come behind those of the layout.
     """
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ir.attributes import Attribute, Dense, FileRef, GraphRef
 from ir.core import DROPPED, Block, Graph, Module, Operation, Trivia, Value, WeightFile
 from ir.dims import Dim, DimExpr, UnknownDim, format_dim, substitute, symbol, symbols_of
-from ir.layout import LAYOUT, AccessArg, Argument, BindArg, IndexExpr, LoopDim, OperandArg, RangeArg, defines_argument
+from ir.layout import LAYOUT, AccessArg, Argument, BindArg, ExpressionArg, IndexExpr, LoopDim, OperandArg, RangeArg, defines_argument
 from ir.opdef import PRESENT
 from ir.tokens import KEYWORDS
 from ir.types import TYPE_CLASSES, DType, UnknownType
@@ -286,6 +286,8 @@ def _layout_texts(op: Operation) -> list[str]:
     def one(argument: Argument) -> str:
         if isinstance(argument, OperandArg):
             return names[argument.position]
+        if isinstance(argument, ExpressionArg):
+            return expr(argument.expr)
         if isinstance(argument, AccessArg):
             return f"{names[argument.position]}[{', '.join(map(index, argument.indices))}]"
         if isinstance(argument, LoopDim):

@@ -8,7 +8,7 @@ from typing import Any
 from ir.attributes import Attribute
 from ir.core import Constraint, Operation
 from ir.dims import Dim, DimExpr, substitute
-from ir.layout import AccessArg, BindArg, IndexExpr, LoopDim, RangeArg
+from ir.layout import AccessArg, BindArg, ExpressionArg, IndexExpr, LoopDim, RangeArg
 from ir.types import TYPE_CLASSES, substitute_type
 
 Bindings = Mapping[str, Dim]
@@ -33,6 +33,8 @@ def _substitute_argument(value: Any, bindings: Bindings) -> Any:
         return RangeArg(*(substitute(d, bindings) for d in (value.start, value.stop, value.step)))
     if isinstance(value, AccessArg):
         return AccessArg(value.position, tuple(IndexExpr(substitute(i.expr, bindings), i.size) for i in value.indices))
+    if isinstance(value, ExpressionArg):
+        return ExpressionArg(substitute(value.expr, bindings))
     if isinstance(value, BindArg):
         return BindArg(_substitute_argument(value.source, bindings))
     return value

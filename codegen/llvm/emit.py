@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 import dialects  # noqa: F401
-from codegen.llvm import control, floats, integers, memory, vectors  # noqa: F401
+from codegen.llvm import affine, control, floats, integers, memory, vectors  # noqa: F401
 from codegen.llvm.helpers import runtime
 from codegen.llvm.main import MainWriter
 from codegen.llvm.native import Argument, NativeModule

@@ -81,6 +81,18 @@ def store_at(w: Writer, text: str, buffer: Buffer, offset: Poly) -> None:
     w.line(f"store {in_memory(dtype)} {text}, ptr {w.address(buffer, offset)}, align {w.alignment(buffer, offset)}")
 
 
+@emits("memref.prefetch")
+def _prefetch(w: Writer, op: Operation) -> None:
+    access = layout_of(op)[0]
+    assert isinstance(access, AccessArg)
+    buffer = w.buffer(op.operand_uses[access.position].value)
+    w.checks_indices = False  # an address that is wrong does no harm
+    pointer = w.address(buffer, _offset(buffer, _indices(w, op, access)))
+    w.checks_indices = True
+    function = w.unit.declare("void", "llvm.prefetch.p0", "ptr", "i32 immarg", "i32 immarg", "i32 immarg")
+    w.line(f"call void {function}(ptr {pointer}, i32 0, i32 3, i32 1)")  # to read, to all levels, data
+
+
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 

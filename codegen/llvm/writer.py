@@ -268,8 +268,7 @@ class Writer:
         if kind == "ceildiv" and natural:
             x = self.pure(depth, f"add i64 {x}, {divisor - 1}")
         elif kind == "ceildiv":
-            down = self._floor(depth, self.pure(depth, f"sub i64 0, {x}"), divisor, False)
-            return self.pure(depth, f"sub i64 0, {down}")
+            return self._round_up(depth, x, self._floor(depth, x, divisor, False), str(divisor))
         if kind == "mod":
             if power:
                 return self.pure(depth, f"and i64 {x}, {divisor - 1}")
@@ -289,20 +288,25 @@ class Writer:
         above = self.pure(depth, f"icmp slt i64 {x}, {back}")
         return self.pure(depth, f"add i64 {quotient}, {self.pure(depth, f'sext i1 {above} to i64')}")
 
+    def _round_up(self, depth: int, x: str, down: str, divisor: str) -> str:
+        """The quotient rounded up, from the one rounded down."""
+        back = self.pure(depth, f"mul i64 {down}, {divisor}")
+        inexact = self.pure(depth, f"icmp ne i64 {x}, {back}")
+        return self.pure(depth, f"add i64 {down}, {self.pure(depth, f'zext i1 {inexact} to i64')}")
+
     def _division(self, kind: str, args: tuple[Poly, ...]) -> str:
         """By a divisor that is not known, or not positive."""
         from codegen.llvm.helpers import floor_division
 
         x, y = self.integer(args[0]), self.integer(args[1])
-        if not self.space.prove({**args[1], (): args[1].get((), 0) - 1}):
+        if self.checks_indices and not self.space.prove({**args[1], (): args[1].get((), 0) - 1}):
             ok = self.set(f"icmp ne i64 {y}, 0")
             self.check(ok, "division by zero in an index")
         helper = floor_division(self.unit)
         depth = self.depth(x, y)
-        if kind == "ceildiv":
-            minus = self.pure(depth, f"sub i64 0, {x}")
-            return self.pure(depth, f"sub i64 0, {self.pure(depth, f'call i64 {helper}(i64 {minus}, i64 {y})')}")
         down = self.pure(depth, f"call i64 {helper}(i64 {x}, i64 {y})")
+        if kind == "ceildiv":
+            return self._round_up(depth, x, down, y)
         if kind == "floordiv":
             return down
         return self.pure(depth, f"sub i64 {x}, {self.pure(depth, f'mul i64 {down}, {y}')}")
@@ -337,6 +341,7 @@ class Writer:
     # -- checks ----------------------------------------------------------------------------------------------------
 
     current: Operation | None = None
+    checks_indices = True  # whether a division in an index may fail
 
     def site(self, template: str, dims: Sequence[Dim] = (), *, name: str | None = None, given: tuple[int, ...] | None = None) -> int:
         """A new site for the operation that is being written; its number within the function."""

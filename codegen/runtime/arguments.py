@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SHARE_EFFORT = 10_000
 """Steps that the exact test for shared memory may take; what is not settled then counts as shared."""
 
-_READERS = ("memref.load", "vector.load", "memref.to_tensor", "memref.dim", "memref.reshape", "memref.view")
+_READERS = ("memref.load", "vector.load", "memref.to_tensor", "memref.dim", "memref.reshape", "memref.view", "memref.prefetch")
 
 
 @dataclass(slots=True)

@@ -111,7 +111,7 @@ def can_move_to(producer: Operation, consumer: Operation) -> bool:
     for op in between(producer, consumer):
         if _touches(written_memory(op), reads):
             return False
-        if effects and not op.definition.pure and op.name not in ("memref.alloc", "memref.to_tensor", "linalg.generic"):
+        if effects and not op.definition.pure and op.name not in ("memref.alloc", "memref.prefetch", "memref.to_tensor", "linalg.generic"):
             return False
     return True
 

@@ -9,7 +9,7 @@ from dialects.memref import reshape
 from ir.builder import Builder
 from ir.core import Graph, Module, Operation, Value
 from ir.dims import Dim, symbol, symbols_of
-from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, LoopDim, layout_of
+from ir.layout import LAYOUT, AccessArg, Argument, BindArg, ExpressionArg, IndexExpr, LoopDim, RangeArg, layout_of
 from ir.rewriter import walk_graphs
 from ir.types import MemRefType
 from passes.infra.base import Pass, PassContext
@@ -97,10 +97,19 @@ def _position(op: Operation, access: AccessArg, first: LoopDim, second: LoopDim)
     return at if buffer.shape[at + 1] == second.bound else None
 
 
+def _expressions(argument: Argument) -> tuple[Dim, ...]:
+    """The expressions in an argument that is no access."""
+    if isinstance(argument, LoopDim):
+        return (argument.bound,)
+    if isinstance(argument, RangeArg):
+        return (argument.start, argument.stop, argument.step)
+    return (argument.expr,) if isinstance(argument, ExpressionArg) else ()
+
+
 def _side_by_side(op: Operation, first: LoopDim, second: LoopDim) -> bool:
     names = (first.name, second.name)
     for argument in layout_of(op):
-        if isinstance(argument, LoopDim) and any(n in symbols_of(argument.bound) for n in names):
+        if any(n in symbols_of(e) for e in _expressions(argument) for n in names):
             return False
     return all(_position(op, a, first, second) is not None for a in _accesses(op))
 

@@ -16,7 +16,7 @@ from ir.builtin import yield_
 from ir.clone import clone_operation
 from ir.core import DROPPED, Block, Graph, Operation, Region, Value
 from ir.dims import Dim, DimExpr, DimFunction, apply_function, is_static, mod, substitute, symbol, symbols_of
-from ir.layout import LAYOUT, AccessArg, Argument, BindArg, IndexExpr, LoopDim, OperandArg, RangeArg, operand_symbol
+from ir.layout import LAYOUT, AccessArg, Argument, BindArg, ExpressionArg, IndexExpr, LoopDim, OperandArg, RangeArg, operand_symbol
 from ir.opdef import PRESENT, REGISTRY
 from ir.types import ScalarType, index
 
@@ -38,7 +38,7 @@ class Bind:
     source: Value | Access
 
 
-Form = Union[Value, Access, Bind, RangeArg, LoopDim]
+Form = Union[Value, Access, Bind, RangeArg, LoopDim, ExpressionArg]
 """One argument of an operation in value form."""
 
 Change = Callable[[Dim], Dim]
@@ -77,6 +77,8 @@ def read_layout(op: Operation) -> list[Form]:
             return RangeArg(expr(argument.start), expr(argument.stop), expr(argument.step))
         if isinstance(argument, LoopDim):
             return LoopDim(argument.name, expr(argument.bound), argument.reduce)
+        if isinstance(argument, ExpressionArg):
+            return ExpressionArg(expr(argument.expr))
         source = one(argument.source)
         assert isinstance(source, (Value, Access))
         return Bind(source)
@@ -106,6 +108,8 @@ def number_layout(forms: Sequence[Form], graph: Graph) -> tuple[list[Value], tup
             return RangeArg(expr(form.start), expr(form.stop), expr(form.step))
         if isinstance(form, LoopDim):
             return LoopDim(form.name, expr(form.bound), form.reduce)
+        if isinstance(form, ExpressionArg):
+            return ExpressionArg(expr(form.expr))
         source = one(form.source)
         assert isinstance(source, (OperandArg, AccessArg))
         return BindArg(source)
@@ -139,6 +143,8 @@ def change_form(form: Form, change: Change) -> Form:
         return RangeArg(change(form.start), change(form.stop), change(form.step))
     if isinstance(form, LoopDim):
         return LoopDim(form.name, change(form.bound), form.reduce)
+    if isinstance(form, ExpressionArg):
+        return ExpressionArg(change(form.expr))
     if isinstance(form, Bind) and isinstance(form.source, Access):
         source = change_form(form.source, change)
         assert isinstance(source, Access)

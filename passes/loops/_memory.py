@@ -14,6 +14,7 @@ from typing import Literal
 from ir.core import Operation, Parameter, Value
 from ir.dims import Dim, DimExpr, product
 from ir.opdef import PRESENT
+from ir.rewriter import is_pure
 from ir.types import MemRefType
 from passes.loops._loops import accesses as written_accesses
 
@@ -21,7 +22,7 @@ Alias = Literal["same", "maybe", "never"]
 Kind = Literal["alloc", "tensor", "parameter", "unknown"]
 
 _SINGLE = {"memref.load": False, "memref.store": True, "vector.load": False, "vector.store": True}
-_NO_ACCESS = ("memref.alloc", "memref.from_tensor", "memref.reshape", "memref.view", "memref.dim")
+_NO_ACCESS = ("memref.alloc", "memref.from_tensor", "memref.reshape", "memref.view", "memref.dim", "memref.prefetch")
 _CONTROL = ("scf", "linalg")
 
 
@@ -148,13 +149,18 @@ def stored_value(op: Operation) -> Value:
     return op.operand_uses[0].value
 
 
+def is_movable(op: Operation) -> bool:
+    """Whether an operation does nothing that others notice: a pure one, new memory, or a hint."""
+    return is_pure(op) or op.name in ("memref.alloc", "memref.prefetch")
+
+
 def has_other_effect(op: Operation) -> bool:
     """Whether the operation, or one inside it, has an effect other than reading and writing buffers (print, assert, ...)."""
     for inner in op.walk():
         definition = inner.definition
         if definition.pure or definition.is_terminator or definition.dialect in _CONTROL or inner.name in _SINGLE:
             continue
-        if inner.name not in ("memref.alloc", "memref.copy", "memref.to_tensor"):
+        if inner.name not in ("memref.alloc", "memref.copy", "memref.to_tensor", "memref.prefetch"):
             return True
     return False
 

@@ -15,7 +15,7 @@ from ir.attributes import Attribute
 from ir.builtin import yield_
 from ir.core import Block, Operation, Region, Value
 from ir.dims import Dim, DimExpr, symbols_of
-from ir.layout import LAYOUT, AccessArg, Argument, BindArg, IndexExpr, OperandArg, RangeArg, layout_of
+from ir.layout import LAYOUT, AccessArg, Argument, BindArg, ExpressionArg, IndexExpr, OperandArg, RangeArg, layout_of
 from ir.opdef import PRESENT, REGISTRY, OpDef
 from ir.types import MemRefType, ScalarType, Type, VectorType, index
 from passes.loops._indices import Dimensions, Index, Operands, compute, of_value
@@ -150,6 +150,12 @@ class Analysis:
         if found != self.full:
             raise CannotVectorize("a store to one place in all rounds")
 
+    def _invariant(self, op: Operation) -> None:
+        """An operation on index expressions, which has no form for vectors."""
+        if any(self.masks.get(v, 0) for v in op.operands):
+            raise CannotVectorize(f"{op.definition.text_name} of an index that varies")
+        self.masks.update((r, 0) for r in op.results)
+
     # -- loops and choices -----------------------------------------------------------------------------------------
 
     def _same_bounds(self, op: Operation, bounds: RangeArg) -> None:
@@ -203,6 +209,7 @@ class Analysis:
 _ANALYSES: dict[str, Callable[[Analysis, Operation], None]] = {
     "memref.load": Analysis._load,
     "memref.store": Analysis._store,
+    **dict.fromkeys(("affine.apply", "affine.min", "affine.max", "affine.align_down", "memref.prefetch"), Analysis._invariant),
     "scf.for": Analysis._for,
     "scf.parallel": Analysis._parallel,
     "scf.if": Analysis._if,
@@ -365,6 +372,8 @@ class Emitter:
                 return AccessArg(position, tuple(IndexExpr(operands.over(op, i.expr, self.place), i.size) for i in argument.indices))
             if isinstance(argument, RangeArg):
                 return RangeArg(*(operands.over(op, d, self.place) for d in (argument.start, argument.stop, argument.step)))
+            if isinstance(argument, ExpressionArg):
+                return ExpressionArg(operands.over(op, argument.expr, self.place))
             assert isinstance(argument, BindArg)
             return BindArg(OperandArg(operands.add(next(given))))
 

@@ -33,7 +33,7 @@ from passes.loops._loops import (
     variable,
 )
 from passes.loops._loops import accesses as written_accesses
-from passes.loops._memory import accesses_of, alias, all_accesses, memory_of
+from passes.loops._memory import accesses_of, alias, all_accesses, is_movable, memory_of
 
 
 @dataclass(frozen=True)
@@ -324,4 +324,4 @@ def _top(op: Operation, block: Block) -> Operation:
 
 
 def _moves(op: Operation) -> bool:
-    return is_pure(op) or op.name in ("memref.load", "memref.alloc")
+    return is_movable(op) or op.name == "memref.load"

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ir.core import Block, Module, Operation, Value
-from ir.rewriter import is_pure, walk_graphs
+from ir.rewriter import walk_graphs
 from passes.infra.base import Pass, PassContext
 from passes.loops._dependence import conflicts, variables_of
 from passes.loops._loops import Bind, body, initial_values, is_loop, move_into, ranges, read_layout, tag_of, write_layout
-from passes.loops._memory import all_accesses, has_other_effect
+from passes.loops._memory import all_accesses, has_other_effect, is_movable
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _obstacle(first: Operation, second: Operation) -> str | None:
         return "their kinds differ"
     results = set(first.results)
     for op in _between(first, second):
-        if not (is_pure(op) or op.name == "memref.alloc") or op.definition.traps:
+        if not is_movable(op) or op.definition.traps:
             return "something stands between them"
         if not results.isdisjoint(op.operands):
             return "the second one needs the result of the first"

@@ -104,7 +104,7 @@ class _Sharing:
     def _can_open(self, loop: Operation) -> bool:
         """Whether all threads may run a loop, to share the loops inside it."""
         inside = [op for op in body(loop) if not op.definition.is_terminator]
-        if len(ranges(loop)) != 1 or not all(op.name == "scf.parallel" or (not is_loop(op) and is_pure(op)) for op in inside):
+        if len(ranges(loop)) != 1 or not all(op.name == "scf.parallel" or _is_for_all(op) for op in inside):
             return False
         return any(op.name == "scf.parallel" and (self._is_long(op) or self._longer(op)) and self._is_worth_it(op) for op in inside)
 
@@ -120,6 +120,11 @@ class _Sharing:
             if self._is_long(inner) and obstacle(nest) is None:
                 return inner
         return None
+
+
+def _is_for_all(op: Operation) -> bool:
+    """Whether all threads may run an operation that is not shared: it changes nothing."""
+    return not is_loop(op) and (is_pure(op) or op.name == "memref.prefetch")
 
 
 def most_rounds(loop: Operation) -> int | None:

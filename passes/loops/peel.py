@@ -10,7 +10,7 @@ from typing import ClassVar
 from ir.core import DROPPED, Block, Graph, Module, Operation
 from ir.dims import Dim, DimExpr, DimFunction, dim_max, dim_min, substitute
 from ir.layout import RangeArg
-from ir.rewriter import is_pure, walk_graphs
+from ir.rewriter import walk_graphs
 from passes.infra.base import Pass, PassContext
 from passes.loops._dependence import Dependence
 from passes.loops._loops import (
@@ -38,7 +38,7 @@ from passes.loops._loops import (
     variable,
     write_layout,
 )
-from passes.loops._memory import alias, all_accesses
+from passes.loops._memory import alias, all_accesses, is_movable
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Tiles:
         """Whether all else in a block may run again for every piece: it reads what doesn't change, at most."""
         written = [a for i in inner for a in all_accesses([i]) if a.writes]
         for op in block:
-            if op in inner or op.definition.is_terminator or op.name == "memref.alloc":
+            if op in inner or op.definition.is_terminator or is_movable(op):
                 continue
             if op.regions and any(o in inner for o in op.walk()):
                 if not all(self._only_effects(region.block, inner) for region in op.regions):
@@ -212,7 +212,7 @@ class Tiles:
             elif op.name in ("memref.load", "vector.load"):
                 if any(alias(a.memory, w.memory) != "never" for a in all_accesses([op]) for w in written):
                     return False
-            elif not is_pure(op):
+            else:
                 return False
         return True
 

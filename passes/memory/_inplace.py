@@ -160,7 +160,7 @@ def _in_nests(nest: Operation, names: Mapping[Value, Value], old: Value, new: Va
                 before.append(place)
             elif names.get(value) is new and place.writes:
                 after.append(place)
-        if op.name not in _NESTS and any(names.get(v) in (old, new) for v in op.operands):
+        if op.name not in (*_NESTS, "memref.prefetch") and any(names.get(v) in (old, new) for v in op.operands):
             return False  # memref.load and the like
     return all(_is_earlier(a, w) for a in before for w in after)
 

@@ -12,6 +12,7 @@ from ir.types import MemRefType, u8
 from passes.memory._sizes import ALIGNMENT
 
 _READERS = ("memref.load", "vector.load", "linalg.reduce", "memref.to_tensor")
+_NO_ACCESS = ("memref.dim", "memref.prefetch")
 _LIKE_ACCESSES = ("memref.copy", "memref.to_tensor")
 """Operations that take whole buffers and keep none of them."""
 
@@ -61,7 +62,7 @@ class Lifetimes:
             return
         if not _can_move(alloc) or not all(map(_keeps_nothing, uses)) or _is_result(self.graph, numbers, uses):
             return
-        touches = sorted({numbers[top_level(u.owner, self.graph.block)] for u in uses if u.owner.name != "memref.dim"})
+        touches = sorted({numbers[top_level(u.owner, self.graph.block)] for u in uses if u.owner.name not in _NO_ACCESS})
         if touches:
             assert isinstance(alloc.result.type, MemRefType)
             self.names.update(names)
@@ -92,7 +93,7 @@ def _can_move(alloc: Operation) -> bool:
 def _keeps_nothing(use: Use) -> bool:
     """Whether a use only reads or writes elements (or asks for a size), so that the memory is free afterwards."""
     op = use.owner
-    if op.name in _LIKE_ACCESSES or op.name == "memref.dim":
+    if op.name in (*_LIKE_ACCESSES, *_NO_ACCESS):
         return True
     return LAYOUT in op.attributes and use.index in _accessed(op)
 
@@ -106,7 +107,7 @@ def _accessed(op: Operation) -> set[int]:
 def writes(use: Use) -> bool:
     """Whether a use may change the memory."""
     op = use.owner
-    if op.name in _READERS or op.name == "memref.dim":
+    if op.name in (*_READERS, *_NO_ACCESS):
         return False
     if op.name == "memref.copy":
         return use.index == 1

@@ -11,7 +11,7 @@ from passes.infra.base import PassContext
 from passes.linalg.lower_to_loops import LowerToLoops
 from tests.checks import all_examples, assert_same, baseline, is_written, load
 
-DIALECTS = ("arith", "math", "memref", "vector", "scf", "cf")
+DIALECTS = ("arith", "math", "affine", "memref", "vector", "scf", "cf")
 HIGHER = {"memref.to_tensor-0", "scf.for-0"}  # they have operations on tensors
 EXAMPLES = {f"{name}-{number}": text for name, number, text in all_examples() if name.split(".")[0] in DIALECTS}
 IN_DOUBLE = 4  # units in the last place, for functions of f64: numpy's and the C library's are not the same
