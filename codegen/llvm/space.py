@@ -57,6 +57,7 @@ class Space:
         self.values: dict[Value, Poly] = {}
         self.guarded: dict[Monomial, None] = {}  # products of named dimensions that must stay below SYMBOL_LIMIT
         self.hypotheses: list[Poly] = []
+        self.lasting = 0  # how many of them, the first ones, hold everywhere
         self._inside: dict[tuple[frozenset[tuple[Monomial, int]], int], tuple[int, int]] = {}
         self._functions: dict[tuple[object, ...], Poly] = {}
         self._proved: dict[frozenset[tuple[Monomial, int]], tuple[int | None, int | None]] = {}
@@ -165,7 +166,10 @@ class Space:
         key = (kind, *(frozenset(a.items()) for a in args))
         found = self._functions.get(key)
         if found is None:
+            # what is kept for the whole graph must not rest on what only holds in the region that is being written
+            local, self.hypotheses = self.hypotheses, self.hypotheses[: self.lasting]
             found = self._functions[key] = self._new_function(kind, args)
+            self.hypotheses = local
         return found
 
     def _new_function(self, kind: str, args: tuple[Poly, ...]) -> Poly:
@@ -359,6 +363,7 @@ class Space:
         for constraint in constraints:
             for comparison, left, right in zip(constraint.comparisons, constraint.dims, constraint.dims[1:], strict=False):
                 self._compare(comparison, left, right)
+        self.lasting = len(self.hypotheses)
 
     def _compare(self, comparison: str, left: Dim, right: Dim) -> None:
         if comparison in (">", ">="):
