@@ -30,6 +30,8 @@ from tests.checks import Baseline, Case, execute, generated_sources, is_written,
 
 UNIT = {f64: 2.0**-52, f32: 2.0**-23, f16: 2.0**-10, bf16: 2.0**-7}
 """The distance of neighbouring numbers of a float type, relative to them."""
+SMALLEST = {f64: 2.0**-1074, f32: 2.0**-149, f16: 2.0**-24, bf16: 2.0**-133}
+"""The smallest positive number of a float type."""
 NOISE_UNITS = 4.0
 """How many units a single operation may be off: 4 are what activations are allowed, and what sums in another order need."""
 
@@ -99,7 +101,8 @@ class Rounding(Interpreter):
             return array
         array = array.astype(np.float64)
         with np.errstate(all="ignore"):
-            noisy = array * (1 + NOISE_UNITS * unit * self.noise.uniform(-1, 1, array.shape))
+            amount = np.maximum(np.abs(array) * unit, np.where(array != 0, SMALLEST[dtype], 0))  # few digits are left below the normal numbers
+            noisy = array + NOISE_UNITS * amount * self.noise.uniform(-1, 1, array.shape)
         return np.where(np.isfinite(noisy), noisy, array)
 
 
@@ -324,8 +327,7 @@ def _explained(clean: np.ndarray, noisy: Sequence[np.ndarray], narrow: np.ndarra
     with np.errstate(all="ignore"):
         have, center = found.astype(np.float64), clean
         spread = np.max([np.abs(n - center) for n in noisy], axis=0)
-        smallest = {"float64": 5e-324, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}[narrow.dtype.name]
-        near = np.abs(have - center) <= 4 * spread + 2 * np.abs(center) * UNIT[dtype] + 16 * smallest
+        near = np.abs(have - center) <= 4 * spread + 2 * np.abs(center) * UNIT[dtype] + 16 * SMALLEST[dtype]
         steps = np.any([(np.isfinite(n) != np.isfinite(center)) | (np.isnan(n) != np.isnan(center)) for n in noisy], axis=0)
         large = np.abs(center) * (1 + 1e-3) > _largest(dtype)
         same = (have == narrow.astype(np.float64)) | (np.isnan(have) & np.isnan(narrow.astype(np.float64)))
