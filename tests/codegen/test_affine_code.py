@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from native_checks import check, main_program, message_of
+from code_checks import check, main_program, message_of
 
 from codegen.llvm.emit import emit_graph
 from ir.core import Module
