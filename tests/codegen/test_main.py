@@ -8,7 +8,7 @@ import pytest
 from codegen.llvm.call import NativeGraph
 from codegen.llvm.emit import emit_graph, mangled
 from ir.diagnostics import GraphError
-from tests.codegen.native_checks import check, main_program
+from tests.codegen.code_checks import check, main_program
 
 F = np.float32
 THREADS = (1, 2, 3, 5)

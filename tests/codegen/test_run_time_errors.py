@@ -7,7 +7,7 @@ import pytest
 
 from codegen.llvm.call import NativeGraph
 from ir.diagnostics import GraphError
-from tests.codegen.native_checks import check, main_program, message_of
+from tests.codegen.code_checks import check, main_program, message_of
 
 F, J = np.float32, np.int64
 
