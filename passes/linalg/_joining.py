@@ -44,6 +44,7 @@ from passes.linalg._fusion import (
     written_memory,
 )
 from passes.loops._loops import Access, Bind, read_layout, write_layout
+from passes.loops._memory import alias, memory_of
 
 CHEAP = 3
 """Operations that are rather done again than stored and read."""
@@ -68,8 +69,8 @@ def cost(nest: Nest) -> int:
 
 
 def may_alias(a: Value, b: Value) -> bool:
-    """Whether two root buffers may share memory: a caller may pass one array for two parameters."""
-    return a is b or (a.defining_op is None and b.defining_op is None)
+    """Whether two root buffers may share memory: views of one arena, or parameters, for which a caller may pass one array."""
+    return a is b or alias(memory_of(a), memory_of(b)) != "never"
 
 
 def _touches(memory: Sequence[Value], other: Sequence[Value]) -> bool:

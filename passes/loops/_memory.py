@@ -70,7 +70,7 @@ def memory_of(buffer: Value) -> Memory:
         elif op.name == "memref.view":
             view = view if view is not None else at
             at = op.operands[0]
-        elif op.name == "memref.from_tensor":
+        elif op.name in ("memref.from_tensor", "memref.of_inout"):
             return Memory(op.operands[0], "tensor", view)
         else:
             return Memory(at, "alloc" if op.name == "memref.alloc" else "unknown", view)

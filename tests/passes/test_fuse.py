@@ -204,6 +204,38 @@ def test_what_nothing_reads_holds_no_tensor_back() -> None:
     assert not any(r.changed for r in apply(module, "fuse").records)
 
 
+def test_views_of_an_arena_may_be_the_same_memory() -> None:
+    text = """\
+graph @main(%x: f32[B]) -> f32[B] {
+  %X = memref.from_tensor(%x) : memref<f32[B]>
+  %M = memref.alloc() : memref<u8[4*B]>
+  %A = memref.view(%M, offset=0) : memref<f32[B]>
+  %C = memref.view(%M, offset=0) : memref<f32[B]>
+  linalg.generic(i < B, %x1 = %X[i], %a = %A[i]) {
+    yield %x1
+  }
+  %T = memref.alloc() : memref<f32[B]>
+  linalg.generic(i < B, %a1 = %A[i], %t = %T[i]) {
+    yield %a1
+  }
+  linalg.generic(i < B, %x2 = %X[i], %c = %C[i]) {
+    %n = math.exp(%x2) : f32
+    yield %n
+  }
+  %R = memref.alloc() : memref<f32[B]>
+  linalg.generic(i < B, %t1 = %T[i], %r = %R[i]) {
+    yield %t1
+  }
+  %y = memref.to_tensor(%R) : f32[B]
+  return %y
+}
+"""
+    module = load(text)
+    before = clone_module(module)
+    apply(module, "fuse")
+    assert_same_bits(before, module, seeds=(0,))
+
+
 def test_tags() -> None:
     text = graph("%h = matmul(%x, %w); %s = softmax(%h); return %s", "%x: f32[B, S, 5], %w: f32[5, 6]")
     module = through(text, *REST)
