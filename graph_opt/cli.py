@@ -47,7 +47,7 @@ def _threads(text: str) -> int:
 
 def _program_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .graph program; - reads it from standard input")
-    parser.add_argument("--pipeline", metavar="P", help="passes, as in infer-types,constant-fold{budget=4096}, or a preset: O0, O1")
+    parser.add_argument("--pipeline", metavar="P", help="passes, as in infer-types,constant-fold{budget=4096}, or a preset: O0, O1, O2, cpu")
     parser.add_argument("--shape", metavar="X=TYPE", action="append", default=[], help="the type of a parameter, as x=f32[4,64]; may be repeated")
     parser.add_argument("--file", metavar="W=PATH", dest="files", action="append", default=[], help="the file of weights @W; may be repeated")
     parser.add_argument("--graph", metavar="NAME", help="which graph is meant (default: @main, or the only one)")

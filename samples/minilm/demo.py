@@ -97,13 +97,6 @@ def first_of_each(lines: list[str], most: int) -> list[str]:
     return shown
 
 
-def head_and_tail(lines: list[str], head: int, tail: int) -> list[str]:
-    """The first and the last lines; a line of dots says how many are left out."""
-    left_out = len(lines) - head - tail
-    margin = re.match(r" *", lines[head])
-    return lines if left_out < 2 or margin is None else [*lines[:head], f"{margin[0]}... ({left_out} more operations)", *lines[len(lines) - tail :]]
-
-
 def show(level: str, sentence: str, lines: list[str]) -> None:
     print(f"-- {level}\n   {sentence}\n")
     print("\n".join(line[:140].expandtabs(8) for line in lines) + "\n")
@@ -117,11 +110,13 @@ def show_levels() -> None:
 
     linalg = region(command("--emit", "linalg"), "linalg.generic(")
     sentence = "The first layer is one nest over rows and columns: matmul, add and silu, with no buffer in between."
-    show(f"{name} --emit linalg", sentence, head_and_tail(linalg, 8, 3))
+    show(f"{name} --emit linalg", sentence, linalg)
 
     vectors = region(command("--pipeline", "cpu", "--print-ir-before", "expand-math"), "scf.parallel(%it = ")
-    sentence = "That nest, tiled and vectorized: 8 rows of 48 columns are one value that the k loop carries; add and silu follow row by row."
-    show(f"{name} --pipeline cpu --print-ir-before expand-math", sentence, head_and_tail(vectors, 13, 4))
+    block = re.search(r"vector<f32\[(\d+), (\d+)\]>", "\n".join(vectors))
+    assert block is not None
+    sentence = f"That nest, tiled and vectorized: {block[1]} rows of {block[2]} columns are one value that the k loop carries; then add and silu."
+    show(f"{name} --pipeline cpu --print-ir-before expand-math", sentence, vectors)
 
     llvm = hottest_loop(command("--emit", "llvm"), "@llvm.fma")
     sentence = f"The k loop again: {count(llvm, '@llvm.fma')} machine vectors of 16 floats, a line or so for each operation."

@@ -40,7 +40,7 @@ def test_the_first_layer_is_one_nest_without_a_buffer_between(tmp_path: Path) ->
     assert buffers == ["h2.buffer", "out.buffer"]
     assert len(nests) == 2
     inside = [op.name for op in nests[0].walk()]
-    assert inside.count("linalg.reduce") == 1 and inside.count("math.fma") == 1 and inside.count("math.exp") == 1
+    assert inside.count("linalg.reduce") == 1 and inside.count("math.fma") == 1 and "arith.addf" in inside
     assert not any(name.startswith("memref.") for name in inside)
 
 

@@ -18,7 +18,7 @@ from passes.infra.registry import pass_files
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "add-an-op.md").read_text(encoding="utf-8")
-CODE, USE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+CODE, NEST, USE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 NAME = re.findall(r"^def ([a-z]\w*)\(", CODE, re.MULTILINE)[0]
 TESTS = {
     "test_is_documented": 1,
@@ -109,6 +109,39 @@ print(len(seeds))
     done = python(project, "-c", script)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 3
+
+
+RUN = """
+import numpy as np, dialects, graph_opt
+from ir.docs import example_texts
+from ir.opdef import REGISTRY
+rng = np.random.default_rng(0)
+for text in example_texts(REGISTRY["graph.NAME"].doc):
+    for shape in ((5, 7), (1, 6), (0, 6), (64, 130)):
+        shape = (shape[0], 6) if "i32" in text else shape
+        x = (100 * rng.standard_normal(shape)).astype(np.int32 if "i32" in text else np.float32)
+        module = graph_opt.parse(text)
+        found, wanted = (graph_opt.compile(module, device=d)(x) for d in ("cpu", "reference"))
+        assert found.shape == wanted.shape and found.tobytes() == wanted.tobytes()
+print("same")
+"""
+
+
+def test_the_nest_on_the_page_gives_machine_code(project: Path) -> None:
+    (project / "dialects" / "graph" / f"{NAME}.py").write_text(CODE, encoding="utf-8")
+    script = RUN.replace("NAME", NAME)
+    assert f"no native code for '{NAME}'" in python(project, "-c", script).stderr
+    table = project / "passes" / "linalg" / "lower_to_linalg.py"
+    before = table.read_text(encoding="utf-8")
+    try:
+        (table.parent / f"_{NAME}.py").write_text(NEST, encoding="utf-8")
+        line = re.findall(r'`("\w+": \w+\.\w+)`', PAGE)[0]
+        text = before.replace('    "pow":', f'    {line},\n    "pow":').replace("import _carried,", f"import _{NAME}, _carried,")
+        table.write_text(text, encoding="utf-8")
+        done = python(project, "-c", script)
+        assert done.stdout == "same\n", done.stderr
+    finally:
+        table.write_text(before, encoding="utf-8")
 
 
 def test_the_command_line_knows_it(project: Path) -> None:
