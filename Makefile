@@ -5,7 +5,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-SOURCES := graph_opt ir dialects passes interop
+SOURCES := graph_opt ir dialects passes codegen interop
 
 .PHONY: demo test lint types unit fuzz clean
 
