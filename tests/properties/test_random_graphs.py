@@ -141,7 +141,7 @@ import sys
 from passes.infra.manager import PassManager
 from passes.pipelines import PRESETS, load_pipeline
 from tests.generators import random_module
-for seed in range(40):
+for seed in range(24):
     for preset in PRESETS:
         module = random_module(seed)
         PassManager(load_pipeline(preset)).run(module)
