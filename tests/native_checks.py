@@ -52,7 +52,12 @@ class Rounding(Interpreter):
         self.noise = np.random.default_rng(self.seed)
 
     def run_operation(self, op: Operation, environment: Any) -> None:
-        if op.definition.full_name not in SUMS:
+        name = op.definition.full_name
+        if name in ("arith.addf", "arith.subf"):
+            self._add(op, environment)
+        elif name == "arith.bitcast":
+            self._bitcast(op, environment)
+        elif name not in SUMS:
             super().run_operation(op, environment)
         else:  # what rounding does to the terms: a sum may be small where they are not
             kept = {v: environment.arrays[v] for v in op.operands}
@@ -61,11 +66,36 @@ class Rounding(Interpreter):
             super().run_operation(op, environment)
             environment.arrays.update(kept)
             if outside is not None:
-                environment.arrays[op.result] = np.where(outside, (np.nan, np.inf, -np.inf)[self.seed // 2 % 3], environment.arrays[op.result])
+                environment.arrays[op.result] = np.where(outside, self._beyond, environment.arrays[op.result])
         if op.definition.exact_bits or op.definition.full_name in ("graph.full", "graph.iota", "graph.weight", "graph.call"):
             return
         for result in op.results:
             environment.arrays[result] = self._moved(environment.arrays[result], environment.dtypes[result])
+
+    def _add(self, op: Operation, environment: Any) -> None:
+        """A step of a sum, which may be taken in another order."""
+        a, b = (np.abs(np.asarray(environment.arrays[v], np.float64)) for v in op.operands)
+        super().run_operation(op, environment)
+        dtype = environment.dtypes[op.result]
+        if self.seed % 2 and dtype in UNIT:
+            largest, infinite = _largest(dtype) * (1 - 1e-3), np.isinf(a) | np.isinf(b)
+            finite = np.where(np.isfinite(a), a, 0) + np.where(np.isfinite(b), b, 0)
+            outside = finite > np.where(infinite, largest / 1024, largest)  # other terms may be as large, and meet it first
+            environment.arrays[op.result] = np.where(outside, self._beyond, environment.arrays[op.result])
+
+    def _bitcast(self, op: Operation, environment: Any) -> None:
+        """The bits of a NaN are not the same everywhere."""
+        (value,) = op.operands
+        array = environment.arrays[value]
+        if environment.dtypes[value].is_float and self.seed % 2:
+            environment.arrays[value] = np.where(np.isnan(array), -array, array).astype(array.dtype)
+        super().run_operation(op, environment)
+        environment.arrays[value] = array
+
+    @property
+    def _beyond(self) -> float:
+        """What stands for a number out of range: any of these, as the run has it."""
+        return (np.nan, np.inf, -np.inf)[self.seed // 2 % 3]
 
     def _leaves_range(self, op: Operation, environment: Any) -> Any:
         """Where finite terms, or sums (products) of some of them, may leave the range of the type.
