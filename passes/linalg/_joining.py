@@ -377,6 +377,8 @@ def inline_producer(consumer: Operation, context: PassContext, moves_only: bool)
 def _may_repeat(producer: Nest, output: Output, read: Read, scope: Sequence[LoopDim], consumer: Operation, moves_only: bool) -> bool:
     if any(o.regions or o.name in ("memref.store", "cf.assert") for o in producer.block) or not can_move_to(producer.op, consumer):
         return False
+    if _touches(written_memory(consumer), read_memory(producer.op)):
+        return False  # some rounds of the consumer would store before others read
     places = _places(output.indices, read.indices)
     if any(n.startswith("%") for e in places.values() for n in symbols_of(e)):
         return False

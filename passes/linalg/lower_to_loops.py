@@ -96,18 +96,18 @@ class _Lowering:
         loops: list[Operation] = []
         for dim in self.roles.order(op):
             kind = "scf.for" if dim.reduce else "scf.parallel"
-            loop = self._loop(kind, dim, inside, anchor, places, self.roles.tag(op, dim.name), ())
+            loop = self._loop(op, kind, dim, inside, anchor, places, ())
             loops.append(loop)
             inside, anchor = loop.regions[0].block, None
         if loops and op.trivia is not None:
             trivia = op.trivia
             loops[0].trivia = Trivia(trivia.blank_before, trivia.detached, trivia.leading, trivia.trailing)
             op.trivia = None
-        self._reads(view.reads, inside, anchor, places)
-        self._reads([o for o in view.outputs if o.argument.has_uses], inside, anchor, places)
+        self._reads(view.op, view.reads, inside, anchor, places)
+        self._reads(op, [o for o in view.outputs if o.argument.has_uses], inside, anchor, places)
         self._body(view, inside, anchor, places)
         for output, value in zip(view.outputs, self._yielded(op), strict=True):
-            self._access("memref.store", Access(output.buffer, self._indices(output.indices, places)), inside, anchor, value)
+            self._access(op, "memref.store", Access(output.buffer, self._indices(output.indices, places)), inside, anchor, value)
         for loop in loops:
             end_loop(loop)
         self.context.count("loops made", len(loops))
@@ -132,14 +132,14 @@ class _Lowering:
         carried: list[Value] = carried_operands(op)
         loops: list[Operation] = []
         for dim in view.dims:
-            loop = self._loop("scf.for", dim, inside, anchor, places, self.roles.tag(op, dim.name), carried)
+            loop = self._loop(op, "scf.for", dim, inside, anchor, places, carried)
             loops.append(loop)
             inside, anchor = loop.regions[0].block, None
             carried = inside.arguments[1:]
         arguments = op.regions[0].block.arguments[len(view.reads) :]
         for old, new in zip(arguments, carried, strict=True):
             old.replace_all_uses_with(new)
-        self._reads(view.reads, inside, anchor, places)
+        self._reads(view.op, view.reads, inside, anchor, places)
         self._body(view, inside, anchor, places)
         values = self._yielded(op)
         for loop in reversed(loops):
@@ -158,9 +158,10 @@ class _Lowering:
         self.context.count("loops made", len(loops))
 
     def _loop(
-        self, kind: str, dim: LoopDim, block: Block, before: Operation | None, places: dict[str, Dim], tag: str, carried: Sequence[Value]
+        self, nest: Operation, kind: str, dim: LoopDim, block: Block, before: Operation | None, places: dict[str, Dim], carried: Sequence[Value]
     ) -> Operation:
-        builder = Builder(block, before)
+        builder = Builder(block, before, loc=nest.loc)
+        tag = self.roles.tag(nest, dim.name)
         loop = create_loop(builder, kind, RangeArg(0, substitute(dim.bound, places), 1), name=dim.name, tag=tag, initial=carried)
         places[dim.name] = value_symbol(loop.regions[0].block.arguments[0])
         return loop
@@ -200,20 +201,22 @@ class _Lowering:
     def _indices(self, indices: Sequence[Dim], places: dict[str, Dim]) -> tuple[IndexExpr, ...]:
         return tuple(IndexExpr(substitute(e, places)) for e in indices)
 
-    def _reads(self, reads: Sequence[Read | Output], block: Block, before: Operation | None, places: dict[str, Dim]) -> None:
+    def _reads(self, nest: Operation, reads: Sequence[Read | Output], block: Block, before: Operation | None, places: dict[str, Dim]) -> None:
         for read in reads:
-            loaded = self._access("memref.load", Access(read.buffer, self._indices(read.indices, places)), block, before)
+            loaded = self._access(nest, "memref.load", Access(read.buffer, self._indices(read.indices, places)), block, before)
             assert loaded is not None
             read.argument.replace_all_uses_with(loaded)
             self._wanted.append((loaded, read.argument.name))
 
-    def _access(self, name: str, access: Access, block: Block, before: Operation | None, value: Value | None = None) -> Value | None:
+    def _access(
+        self, nest: Operation, name: str, access: Access, block: Block, before: Operation | None, value: Value | None = None
+    ) -> Value | None:
         graph = block.graph
         assert graph is not None and isinstance(access.buffer.type, MemRefType)
         operands, layout = number_layout([access] if value is None else [value, access], graph)
         attributes: Any = {LAYOUT: layout}
         types = [ScalarType(access.buffer.type.dtype)] if value is None else []
-        op = Builder(block, before).create(REGISTRY[name], operands, attributes, result_types=types, name="x")
+        op = Builder(block, before, loc=nest.loc).create(REGISTRY[name], operands, attributes, result_types=types, name="x")
         return op.results[0] if value is None else None
 
 

@@ -74,6 +74,16 @@ def test_all_at_once_with_itself() -> None:
     assert_same(programs, *arrays(first=0))
 
 
+@pytest.mark.parametrize("moved", ["%n = slice(%c, starts=[0], ends=[3])", "%t = slice(%c, starts=[0], ends=[3])\n%n = neg(%t)"])
+def test_entries_moved_within_the_cache(moved: str) -> None:
+    """Fusion keeps apart what is read from the cache and what is stored there."""
+    text = program(f"{moved}\n%u = cache_update(%c, %n, %p)", "%u")
+    programs = lowered(text)
+    apply(programs[1], "fuse,lower-to-loops")
+    for first in range(4):
+        assert_same(programs, *arrays(first=first))
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "i64", "i8", "u8", "bool"])
 @pytest.mark.parametrize("position", ["i64", "i32", "i8", "u8"])
 def test_element_types(dtype: str, position: str) -> None:
