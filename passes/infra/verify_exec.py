@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ir.core import Graph, Module, Operation, Parameter
+from ir.attributes import GraphRef
+from ir.core import Block, Graph, Module, Operation, Parameter
 from ir.diagnostics import Diagnostics, GraphError
-from ir.dims import Dim, product, substitute
+from ir.dims import Dim, product, substitute, symbols_of
 from ir.inference import Inference, unify_call
 from ir.inputs import CAUTION_LEVELS, GeneratedWeights, Kind, choose_sizes, generate_inputs
 from ir.interpreter import Interpreter
+from ir.layout import LAYOUT, LoopDim, RangeArg, layout_of
 from ir.printer import print_operation
 from ir.references import INITIAL, all_references
 from ir.types import DType, MemRefType, TensorType, is_known
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 DOUBLE_TOLERANCE = 1e-9  # of the largest element; float64 rounding of a few thousand operations stays far below
 APPROXIMATE_TOLERANCE = 1e-6  # the same for approximations that are good for f32
 ERROR_GROWTH = 8.0
+STEP_COST = 10000.0  # elementary operations in the time of one operation inside of a loop, which runs on its own
 DEFAULT_BUDGET = 4e9  # elementary operations of one run; a 2-core machine does about 1e9 a second
 _ROUNDINGS = 64.0
 
@@ -334,8 +337,25 @@ def describe_difference(before: NDArray[Any], after: NDArray[Any]) -> str:
     return f"{after[place]!s}{where}, before {before[place]!s} ({int(np.count_nonzero(distance))} of {distance.size} elements differ)"
 
 
+def _rounds(op: Operation, bound: Mapping[str, Dim]) -> float:
+    """How often the regions of an operation run; of bounds that depend on other loops those of the first round."""
+
+    def number(dim: Dim) -> int:
+        first = {name: 0 for name in symbols_of(dim) if name not in bound}
+        value = substitute(dim, {**first, **bound})
+        return value if isinstance(value, int) else 1
+
+    total = 1.0
+    for argument in layout_of(op) if LAYOUT in op.attributes else ():
+        if isinstance(argument, LoopDim):
+            total *= max(number(argument.bound), 0)
+        elif isinstance(argument, RangeArg):
+            total *= max(-(-number(argument.stop - argument.start) // max(number(argument.step), 1)), 0)
+    return total
+
+
 def estimate_cost(module: Module, name: str, sizes: Mapping[str, int]) -> float:
-    """About how many elementary operations one run takes: elements touched, and multiplications of matrix products."""
+    """About how many elementary operations one run takes: elements touched, multiplications of matrix products, steps in loops."""
     types = Inference(module, Diagnostics()).run()
 
     def elements(type_: Any, bound: Mapping[str, Dim]) -> float:
@@ -345,20 +365,35 @@ def estimate_cost(module: Module, name: str, sizes: Mapping[str, int]) -> float:
         return float(count) if isinstance(count, int) else 0.0
 
     def graph_cost(graph: Graph, bound: Mapping[str, Dim]) -> float:
+        return block_cost(graph.block, bound, 1.0)
+
+    def block_cost(block: Block, bound: Mapping[str, Dim], rounds: float) -> float:
         total = 0.0
-        for op in graph.walk():
-            operand_types = [types.get(v, v.type) for v in op.operands]
-            out = sum(elements(types.get(r, r.type), bound) for r in op.results)
-            total += out + sum(elements(t, bound) for t in operand_types)
-            if op.definition.full_name == "graph.call":
-                callee = module.graphs[op.attributes["callee"].name]  # type: ignore[union-attr]
-                inner = {n: substitute(d, bound) for n, d in unify_call(callee, operand_types).items()}
-                total += graph_cost(callee, inner)
-            elif op.definition.full_name == INITIAL:
-                total += graph_cost(module.graphs[op.attributes["source"].name], {})  # type: ignore[union-attr]
-            elif op.definition.name in ("matmul", "linear") and operand_types and isinstance(operand_types[0], TensorType):
-                inner_dim = substitute(operand_types[0].shape[-1], bound) if operand_types[0].rank else 1
-                total += out * (inner_dim if isinstance(inner_dim, int) else 1)
+        for op in block:
+            if block.parent is not None:
+                total += STEP_COST * rounds
+            total += rounds * op_cost(op, bound)
+            for region in op.regions:
+                total += block_cost(region.block, bound, rounds * _rounds(op, bound))
+        return total
+
+    def op_cost(op: Operation, bound: Mapping[str, Dim]) -> float:
+        operand_types = [types.get(v, v.type) for v in op.operands]
+        out = sum(elements(types.get(r, r.type), bound) for r in op.results)
+        total = out + sum(elements(t, bound) for t in operand_types)
+        if op.definition.full_name == "graph.call":
+            reference = op.attributes["callee"]
+            assert isinstance(reference, GraphRef)
+            callee = module.graphs[reference.name]
+            inner = {n: substitute(d, bound) for n, d in unify_call(callee, operand_types).items()}
+            total += graph_cost(callee, inner)
+        elif op.definition.full_name == INITIAL:
+            source = op.attributes["source"]
+            assert isinstance(source, GraphRef)
+            total += graph_cost(module.graphs[source.name], {})
+        elif op.definition.name in ("matmul", "linear") and operand_types and isinstance(operand_types[0], TensorType):
+            inner_dim = substitute(operand_types[0].shape[-1], bound) if operand_types[0].rank else 1
+            total += out * (inner_dim if isinstance(inner_dim, int) else 1)
         return total
 
     return graph_cost(module.graphs[name], dict(sizes))
