@@ -26,8 +26,8 @@ class _IndexOpDef(RegionOpDef):
     takes_expressions = True
     form = ""  # how it is written, for messages
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, "affine", result_count=1, exact_bits=True, traps=True)
+    def __init__(self, name: str, dialect: str) -> None:
+        super().__init__(name, dialect, result_count=1, exact_bits=True, traps=True)
 
     def accepts(self, count: int) -> bool:
         """Whether it takes this many arguments."""
@@ -88,6 +88,9 @@ class Apply(_IndexOpDef):
 
     form = "one expression: affine.apply(48*(%i floordiv 48) + B)"
 
+    def __init__(self) -> None:
+        super().__init__("apply", "affine")
+
     def accepts(self, count: int) -> bool:
         return count == 1
 
@@ -118,6 +121,9 @@ class Min(_IndexOpDef):
 
     form = "one expression or more: affine.min(%i + 8, B)"
 
+    def __init__(self) -> None:
+        super().__init__("min", "affine")
+
     def compute(self, values: Sequence[int]) -> int:
         return min(values)
 
@@ -141,6 +147,9 @@ class Max(_IndexOpDef):
     """
 
     form = "one expression or more: affine.max(%i - 8, 0)"
+
+    def __init__(self) -> None:
+        super().__init__("max", "affine")
 
     def compute(self, values: Sequence[int]) -> int:
         return max(values)
@@ -173,6 +182,9 @@ class AlignDown(_IndexOpDef):
 
     form = "two expressions: affine.align_down(%i, 48)"
 
+    def __init__(self) -> None:
+        super().__init__("align_down", "affine")
+
     def accepts(self, count: int) -> bool:
         return count == 2
 
@@ -190,7 +202,7 @@ class AlignDown(_IndexOpDef):
         return value // alignment * alignment
 
 
-register(Apply("apply"))
-register(Min("min"))
-register(Max("max"))
-register(AlignDown("align_down"))
+register(Apply())
+register(Min())
+register(Max())
+register(AlignDown())

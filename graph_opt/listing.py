@@ -17,7 +17,7 @@ _OP = re.compile(r'^@op\((?P<flags>.*?)\)\ndef (?P<name>\w+)\(.*?"""(?P<summary>
 _NAME_FLAG = re.compile(r'\bname="(\w+)"')
 _DIALECT_FLAG = re.compile(r'\bdialect="(\w+)"')
 _REGION_OP = re.compile(
-    r'^class \w+\(RegionOpDef\):\n\s+"""(?P<summary>.+?)(?:\n\s*\n|""").*?super\(\).__init__\("(?P<name>\w+)", "(?P<dialect>\w+)"',
+    r'^class [A-Z]\w*\(\w*OpDef\):\n\s+"""(?P<summary>.+?)(?:\n\s*\n|""").*?super\(\).__init__\("(?P<name>\w+)", "(?P<dialect>\w+)"',
     re.MULTILINE | re.DOTALL,
 )
 
