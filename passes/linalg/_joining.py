@@ -211,9 +211,9 @@ def remove_unread(buffer: Value) -> bool:
     for user in users:
         if user.block is not None:
             drop_output(user, memory)
-    for alias in reversed(aliases(memory)[1:]):
-        if alias.defining_op is not None:
-            alias.defining_op.erase()
+    for view in reversed(aliases(memory)[1:]):
+        if view.defining_op is not None:
+            view.defining_op.erase()
     op.erase()
     return True
 
