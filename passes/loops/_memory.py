@@ -19,7 +19,7 @@ from ir.types import MemRefType
 from passes.loops._loops import accesses as written_accesses
 
 Alias = Literal["same", "maybe", "never"]
-Kind = Literal["alloc", "tensor", "parameter", "unknown"]
+Kind = Literal["alloc", "tensor", "inout", "parameter", "unknown"]
 
 _SINGLE = {"memref.load": False, "memref.store": True, "vector.load": False, "vector.store": True}
 _NO_ACCESS = ("memref.alloc", "memref.from_tensor", "memref.reshape", "memref.view", "memref.dim", "memref.prefetch")
@@ -70,8 +70,10 @@ def memory_of(buffer: Value) -> Memory:
         elif op.name == "memref.view":
             view = view if view is not None else at
             at = op.operands[0]
-        elif op.name in ("memref.from_tensor", "memref.of_inout"):
+        elif op.name == "memref.from_tensor":
             return Memory(op.operands[0], "tensor", view)
+        elif op.name == "memref.of_inout":
+            return Memory(op.operands[0], "inout", view)
         else:
             return Memory(at, "alloc" if op.name == "memref.alloc" else "unknown", view)
 
