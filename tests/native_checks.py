@@ -350,12 +350,13 @@ def unexplained(module: Module, case: Case, found: Sequence[np.ndarray]) -> str:
 def _explained(clean: np.ndarray, noisy: Sequence[np.ndarray], narrow: np.ndarray, found: np.ndarray) -> Any:
     """Elementwise: whether a result is within what noise does to it."""
     clean, narrow, found = np.asarray(clean), np.asarray(narrow), np.asarray(found)
-    if clean.dtype != np.float64:
+    dtype = _dtype_of(narrow)
+    if dtype not in UNIT:
         moved = np.any([n != clean for n in noisy], axis=0)
         return moved | (found == narrow) | (found == clean)
-    dtype = _dtype_of(narrow)
     with np.errstate(all="ignore"):
-        have, center = found.astype(np.float64), clean
+        have, center = found.astype(np.float64), clean.astype(np.float64)  # memory of parameters keeps its type in float64 runs
+        noisy = [n.astype(np.float64) for n in noisy]
         spread = np.max([np.abs(n - center) for n in noisy], axis=0)
         near = np.abs(have - center) <= 4 * spread + 2 * np.abs(center) * UNIT[dtype] + 16 * SMALLEST[dtype]
         steps = np.any([(np.isfinite(n) != np.isfinite(center)) | (np.isnan(n) != np.isnan(center)) for n in noisy], axis=0)

@@ -16,6 +16,7 @@ from passes.infra.manager import PassManager
 from passes.infra.verify_exec import describe_difference, same_bits
 from passes.pipelines import load_pipeline
 from tests.checks import Baseline, Case, all_examples, apply_pass, baseline, execute, load
+from tests.generators import random_module
 from tests.native_checks import Native, check_native, check_outputs, check_printed, compile_checked
 
 SIZES = (1, 7, 8, 9, 15, 16, 17, 47, 48, 49, 63, 64, 65, 95, 96, 97)
@@ -212,6 +213,27 @@ def test_examples(key: str) -> None:
     runs = baseline(module, limit=None if os.environ.get("GRAPH_OPT_FUZZ") else 1)
     assert runs.cases
     check_native(runs, bits=True, threads=2)  # test_guarded.py runs them with one thread, too
+
+
+def test_small_errors_are_noticed() -> None:
+    """What the fuzzer allows for rounding hides no wrong number: results off by a ten-thousandth, integers by one bit."""
+    caught = missed = 0
+    for seed in range(12):
+        runs = baseline(random_module(seed), seed, limit=1)
+        for case in runs.cases:
+            for position, output in enumerate(case.outputs):
+                wrong = [np.array(o) for o in case.outputs]
+                flat = wrong[position].reshape(-1)
+                place = seed % max(flat.size, 1)
+                if output.dtype not in (np.float32, np.int32, np.int64) or not flat.size or not 1e-30 < abs(float(flat[place])) < 1e30:
+                    continue
+                flat[place] = flat[place] * np.float32(1.0001) if output.dtype == np.float32 else flat[place] ^ 1
+                try:
+                    check_outputs(runs.module, case, wrong, "")
+                    missed += 1
+                except AssertionError:
+                    caught += 1
+    assert caught > 30 and missed <= caught / 20
 
 
 def test_printed() -> None:
