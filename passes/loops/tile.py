@@ -77,9 +77,9 @@ class Tile(Pass):
     outer: str = ""
     """tag of the new loops; empty for that of the old ones with ``.tile``"""
     outside: str = ""
+    """tag of the loop that the new one goes around; empty for the old one"""
     area: int = 0
     """the most rounds of a tile together with the tiles around it; 0 for no limit"""
-    """tag of the loop that the new one goes around; empty for the old one"""
 
     keeps_types: ClassVar[bool] = True
 
