@@ -14,7 +14,6 @@ from ir.layout import BindArg, OperandArg, RangeArg, layout_of
 from ir.opdef import AttributeSpec, ExecutionError, RegionOpDef, TypeProblem, register
 from ir.types import ScalarType, Type, UnknownType, boolean, index, merge_types
 
-
 _TAG = AttributeSpec("tag", str, "", required=False, positional=False)
 _MAPPING = AttributeSpec("mapping", Literal["none", "threads"], "none", required=False, positional=False)
 
