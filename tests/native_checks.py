@@ -57,7 +57,7 @@ class Rounding(Interpreter):
             self._add(op, environment)
         elif name == "arith.bitcast":
             self._bitcast(op, environment)
-        elif name not in SUMS:
+        elif name not in SUMS and not (name == "vector.multi_reduction" and op.attribute("kind") == "add"):
             super().run_operation(op, environment)
         else:  # what rounding does to the terms: a sum may be small where they are not
             kept = {v: environment.arrays[v] for v in op.operands}
@@ -296,7 +296,15 @@ def check_outputs(module: Module, case: Case, found: Sequence[np.ndarray], where
         a, b = case.outputs[different[0]], found[different[0]]
         raise AssertionError(f"output {different[0]}, nothing is rounded: {describe_difference(a, b)}; {where}")
     wrong = unexplained(module, case, found)
-    assert not wrong, f"{wrong}; {where}"
+    assert not wrong or depends_on_order(module, case), f"{wrong}; {where}"
+
+
+def depends_on_order(module: Module, case: Case) -> bool:
+    """Whether rounds of a parallel nest read what others of it write: then its results are any of several."""
+    module = clone_module(module)
+    PassManager(load_pipeline("lower-to-loops")).run(module)
+    forwards, backwards = (execute(module, case.graph, case.inputs, case.kind, reverse_parallel=r) for r in (False, True))
+    return not all(map(same_bits, forwards, backwards))
 
 
 def is_steady(module: Module, case: Case, outputs: Sequence[np.ndarray]) -> bool:
