@@ -213,7 +213,12 @@ def _write(content: str | bytes, args: argparse.Namespace) -> None:
     if args.file != "-" and target.exists() and target.samefile(args.file):
         raise GraphError(Diagnostic("the output is the input", place, "write to another file"))
     if target.is_char_device() or target.is_fifo():
-        target.write_bytes(data)
+        try:
+            target.write_bytes(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise GraphError(Diagnostic(f"can't be written: {error.strerror}", place)) from None
         return
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise GraphError(Diagnostic("the output is not a regular file", place))

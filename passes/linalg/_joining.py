@@ -434,10 +434,14 @@ def _repeat(producer: Nest, output: Output, nest: Nest, read: Read) -> None:
     places = _places(output.indices, read.indices)
     mapping: dict[Value, Value] = {}
     added = []
+    known = {(r.buffer, r.indices): r.argument for r in nest.reads if r is not read}
     for old in producer.reads:
-        value = Value(old.argument.name, old.argument.type, nest.block, 0)
+        indices = compose(old.indices, places)
+        value = known.get((old.buffer, indices))
+        if value is None:
+            value = known[old.buffer, indices] = Value(old.argument.name, old.argument.type, nest.block, 0)
+            added.append(Read(value, old.buffer, indices))
         mapping[old.argument] = value
-        added.append(Read(value, old.buffer, compose(old.indices, places)))
     clones = [clone_operation(op, mapping) for op in producer.block if not op.definition.is_terminator]
     first = nest.block.first
     for clone in clones:

@@ -112,7 +112,7 @@ def test_seed_is_not_negative(capsys: pytest.CaptureFixture[str]) -> None:
     assert leaving.value.code == 2
 
 
-@pytest.mark.parametrize(("redirect", "status"), [(">/dev/full", 1), (">&-", 0), ("-o /dev/null", 0)])
+@pytest.mark.parametrize(("redirect", "status"), [(">/dev/full", 1), ("-o /dev/full", 1), (">&-", 0), ("-o /dev/null", 0)])
 def test_outputs_that_take_nothing(redirect: str, status: int) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = f"{sys.executable} -m graph_opt.cli {MLP} {redirect}"

@@ -260,3 +260,14 @@ def test_columns_of_a_crosswise_factor_are_copied() -> None:
     )
     module = through(stored, "fuse", "transpose-operands")
     assert allocs(module) == 1
+
+
+def test_one_read_of_an_element_is_enough() -> None:
+    lines = "".join(f"  %v{i} = add({f'%v{i - 1}' if i else '%x'}, %x)\n" for i in range(40))
+    module = load(f"graph @main(%x: f32[N]) -> f32[N] {{\n{lines}  return %v39\n}}\n")
+    apply(module, "lower-to-linalg")
+    before = clone_module(module)
+    apply(module, "fuse")
+    nests = [op for op in module.main.block if op.name == "linalg.generic"]
+    assert [len(op.operands) for op in nests] == [2]
+    assert_same_bits(before, module)
