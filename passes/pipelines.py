@@ -28,7 +28,8 @@ _LOOPS = (
     "vectorize{loops=[m, n]}",
     "vectorize{loops=[n.e]}",
     "vectorize{loops=[n]}",
-    # sums in 16 lanes, everything else in blocks of 64
+    # sums in order are exact to f32, those over neighbours are in 16 lanes; everything else in blocks of 64
+    "widen-sums",
     "split-reduction",
     "tile{loop=col, size=64}",
     "peel{loop=col.tile, sizes=[16]}",

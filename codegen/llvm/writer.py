@@ -19,7 +19,7 @@ from ir.dims import Dim
 from ir.types import DType, MemRefType, ScalarType, VectorType
 
 Line = Union[str, "list[Line]"]
-MAX_STACK = 64 * 1024
+MAX_STACK = 1024 * 1024
 
 
 class Buffer:

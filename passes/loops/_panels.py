@@ -153,6 +153,17 @@ def pack_when_run(buffer: Value, panels: Panels, before: Operation) -> Value | N
     return target
 
 
+def pack_tile(buffer: Value, panels: Panels, tiles: Operation) -> Value:
+    """Memory inside a loop over tiles with the panel of each round, which is filled there and is near when it is read."""
+    assert isinstance(buffer.type, MemRefType)
+    inside = Builder(body(tiles), body(tiles).first, origin=buffer.name, loc=tiles.loc)
+    attributes: Any = {LAYOUT: ()}
+    type_ = MemRefType(buffer.type.dtype, (buffer.type.shape[panels.step], panels.width))
+    target = inside.create(REGISTRY["memref.alloc"], [], attributes, result_types=[type_], name=f"{buffer.name}.panel").result
+    _Filling(buffer, target, panels).panel(inside, value_symbol(variable(tiles)))
+    return target
+
+
 class _Filling:
     """Loops over the elements of panels that copy what the buffer has and store zeros elsewhere."""
 
@@ -174,28 +185,41 @@ class _Filling:
             self.loops(Builder(body(loop), loc=builder.loc, origin=builder.origin), [*outer, value_symbol(variable(loop))])
             end_loop(loop)
             return
+        self._line(builder, outer, self.panels.width * outer[-2], outer)
+
+    def panel(self, builder: Builder, start: Dim) -> None:
+        """A loop over the lines of one panel, whose first column is ``start``."""
+        loop = self._loop(builder, RangeArg(0, self.extents[-1], 1), "row")
+        line = value_symbol(variable(loop))
+        self._line(Builder(body(loop), loc=builder.loc, origin=builder.origin), [0, line], start, [line])
+        end_loop(loop)
+
+    def _line(self, builder: Builder, outer: list[Dim], start: Dim, place: list[Dim]) -> None:
+        """Copies a line of a panel, whose first column is ``start``, to a ``place``."""
         width = self.panels.width
-        left = self.type.shape[self.panels.column] - width * outer[-2]
+        left = self.type.shape[self.panels.column] - start
         whole = isinstance(columns := self.type.shape[self.panels.column], int) and columns % width == 0
         end = width if whole else dim_min(width, left)
-        self._elements(builder, outer, RangeArg(0, end, 1), copy=True)
+        self._elements(builder, outer, RangeArg(0, end, 1), start, place)
         if not whole:
-            self._elements(builder, outer, RangeArg(end, width, 1), copy=False)
+            self._elements(builder, outer, RangeArg(end, width, 1), None, place)
 
     def _loop(self, builder: Builder, bounds: RangeArg, tag: str) -> Operation:
         return create_loop(builder, "scf.parallel", bounds, name=f"{self.buffer.name}.i", tag=tag)
 
-    def _elements(self, builder: Builder, outer: list[Dim], bounds: RangeArg, *, copy: bool) -> None:
+    def _elements(self, builder: Builder, outer: list[Dim], bounds: RangeArg, start: Dim | None, place: list[Dim]) -> None:
+        """Copies elements of a line from the column ``start`` on; zeros for None."""
         loop = self._loop(builder, bounds, "col")
         at = value_symbol(variable(loop))
         with Builder(body(loop), loc=builder.loc, origin=builder.origin) as inner:
-            value = self._load(inner, outer, at) if copy else constant(Dense(np.array(0, self.type.dtype.numpy), self.type.dtype))
-            self._store(inner, value, [*outer, at])
+            zero = Dense(np.array(0, self.type.dtype.numpy), self.type.dtype)
+            value = self._load(inner, outer, start + at) if start is not None else constant(zero)
+            self._store(inner, value, [*place, at])
         end_loop(loop)
 
-    def _load(self, builder: Builder, outer: list[Dim], at: Dim) -> Value:
+    def _load(self, builder: Builder, outer: list[Dim], column: Dim) -> Value:
         places: dict[int, Dim] = dict(zip(self.others, outer, strict=False))
-        places[self.panels.column] = self.panels.width * outer[-2] + at
+        places[self.panels.column] = column
         places[self.panels.step] = outer[-1]
         access = Access(self.buffer, tuple(IndexExpr(places[a]) for a in range(len(self.type.shape))))
         return self._create(builder, "memref.load", [access], [ScalarType(self.type.dtype)]).result

@@ -11,7 +11,7 @@ from ir.builder import Builder
 from ir.builtin import yield_
 from ir.core import Block, Graph, Module, Operation, Region, Value
 from ir.dims import Dim, DimExpr, product, symbols_of
-from ir.layout import LAYOUT, OperandArg
+from ir.layout import LAYOUT, IndexExpr, OperandArg
 from ir.opdef import REGISTRY, OpDef
 from ir.references import load_time_graphs
 from ir.rewriter import erase_if_dead, walk_graphs
@@ -36,7 +36,10 @@ from passes.loops._loops import (
     write_layout,
 )
 from passes.loops._memory import alias, all_accesses, memory_of
-from passes.loops._panels import Panels, pack_stored, pack_when_run, stored_tensor
+from passes.loops._panels import Panels, pack_stored, pack_tile, pack_when_run, stored_tensor
+
+NEAR = 512 * 1024
+"""Bytes of a panel that a thread keeps for itself; the caches that are near hold it."""
 
 FAR = 2048
 """Bytes from one line to the next from which on reading down a column is slow."""
@@ -74,9 +77,10 @@ class Pack(Pass):
 
     The panels of weights, constants and ``initial`` values (and of what is computed from them alone) are made by
     operations on tensors, which ``hoist-to-init`` moves to the time when the program is loaded; nests that read the same
-    in the same layout share them.  Without ``stored_only`` other buffers are packed too, by a nest in front of the one
-    that reads them; the work is worth it when there are many ``rows``, rounds of the loops between the tiles and the
-    columns.
+    in the same layout share them.  Without ``stored_only`` other buffers are packed too: a matrix of a known number of
+    lines panel by panel, in the round that reads it, others by a nest in front of the one that reads them.  That is worth
+    it when there are many ``rows``, rounds of the loops between the tiles and the columns.  Where their number is known
+    only when the program runs, and lines are far apart, there are two versions of the nest, of which it takes one.
 
     Run it after ``tile``, and before ``peel``, which splits tiles in ways that panels don't follow.
     """
@@ -101,7 +105,7 @@ class Pack(Pass):
             for tiles in loops_tagged(graph, self.loop):
                 packed += packing.tiles(tiles)
             packing.clean()
-            context.count("buffers packed", len(packing.made))
+            context.count("buffers packed", len(packing.made) + len(packing.near))
         context.count("loads packed", packed)
         return packed > 0
 
@@ -113,6 +117,7 @@ class _Packing:
         self.graph = graph
         self.stored_only = stored_only
         self.rows = rows
+        self.near: dict[tuple[Value, Panels, Operation], Value] = {}
         self.made: dict[tuple[Value, Type, Panels, Operation | None], Value] = {}
         self.replaced: dict[Value, None] = {}
 
@@ -168,11 +173,23 @@ class _Packing:
         if not panels.fit(access.buffer.type) or _is_written(access.buffer, nest):
             return False
         at_run_time = not self.stored_only and self._has_rows(load, nest, tile, column)
+        if at_run_time and _fits_near(access, panels, column, _loop_of(tile)):
+            self._pack_near(load, access, panels, tile, column)
+            return True
         buffer = self._panels(access.buffer, panels, nest, at_run_time)
         if buffer is None:
             return False
         write_layout(load, [panels.access(access, buffer, value_symbol(tile), value_symbol(column))])
         return True
+
+    def _pack_near(self, load: Operation, access: Access, panels: Panels, tile: Value, column: Value) -> None:
+        """Reads from a panel that each round of the loop over tiles makes for itself."""
+        key = (access.buffer, panels, _loop_of(tile))
+        if key not in self.near:
+            self.near[key] = pack_tile(access.buffer, panels, _loop_of(tile))
+        places = (access.indices[panels.step], IndexExpr(value_symbol(column) - value_symbol(tile)))
+        write_layout(load, [Access(self.near[key], places)])
+        self.replaced[access.buffer] = None
 
     def _has_rows(self, load: Operation, nest: Operation, tile: Value, column: Value) -> bool:
         if self.rows == 0:
@@ -269,6 +286,21 @@ def rows_between(tile: Value, column: Value) -> Dim | None:
             rows = rows * size
         loop = parent(loop)
     return rows
+
+
+def _fits_near(access: Access, panels: Panels, column: Value, tiles: Operation) -> bool:
+    """Whether one panel can be made in each round of a loop over tiles: a matrix, read at the tile's own columns."""
+    type_ = access.buffer.type
+    assert isinstance(type_, MemRefType)
+    lines = type_.shape[panels.step]
+    return (
+        tiles.name == "scf.parallel"
+        and len(type_.shape) == 2
+        and stored_tensor(access.buffer) is None
+        and access.indices[panels.column].expr == value_symbol(column)
+        and isinstance(lines, int)
+        and lines * panels.width * type_.dtype.itemsize <= NEAR
+    )
 
 
 def _lines_are_far(type_: MemRefType, step: int) -> bool:
