@@ -28,6 +28,7 @@ _LOOPS = (
     "vectorize{loops=[m, n]}",
     "vectorize{loops=[n.e]}",
     "vectorize{loops=[n]}",
+    "prefetch{loop=k, ahead=8}",
     # sums in order are exact to f32, those over neighbours are in 16 lanes; everything else in blocks of 64
     "widen-sums",
     "split-reduction",

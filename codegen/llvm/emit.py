@@ -20,7 +20,7 @@ from codegen.llvm.space import SMALL, SYMBOL_LIMIT
 from codegen.llvm.writer import Unit, Writer
 from ir.core import Graph, Module, Operation
 from ir.diagnostics import Diagnostic, GraphError
-from ir.types import MemRefType, TensorType, type_symbols
+from ir.types import MemRefType, TensorType, UnknownType, type_symbols
 
 _X86 = ("x86_64", "amd64", "i386", "i686")
 
@@ -115,7 +115,8 @@ def _parameters(graph: Graph) -> list[Argument]:
 
 def _tensor(type_: object, op: Operation) -> TensorType:
     if not isinstance(type_, TensorType):
-        raise GraphError(Diagnostic(f"codegen: a result of type {type_} is no tensor", op.loc))
+        hint = "--shape NAME=f32[4,64] gives a parameter its type" if isinstance(type_, UnknownType) else None
+        raise GraphError(Diagnostic(f"codegen: a result of type {type_} is no tensor", op.loc, hint))
     return type_
 
 

@@ -112,11 +112,11 @@ def show_levels() -> None:
     sentence = "The first layer is one nest over rows and columns: matmul, add and silu, with no buffer in between."
     show(f"{name} --emit linalg", sentence, linalg)
 
-    vectors = region(command("--pipeline", "cpu", "--print-ir-before", "expand-math"), "scf.parallel(%it = ")
+    vectors = region(command("--pipeline", "cpu", "--print-ir-before", "prefetch"), "scf.parallel(%it = ")
     block = re.search(r"vector<f32\[(\d+), (\d+)\]>", "\n".join(vectors))
     assert block is not None
     sentence = f"That nest, tiled and vectorized: {block[1]} rows of {block[2]} columns are one value that the k loop carries; then add and silu."
-    show(f"{name} --pipeline cpu --print-ir-before expand-math", sentence, vectors)
+    show(f"{name} --pipeline cpu --print-ir-before prefetch", sentence, vectors)
 
     llvm = hottest_loop(command("--emit", "llvm"), "@llvm.fma")
     sentence = f"The k loop again: {count(llvm, '@llvm.fma')} machine vectors of 16 floats, a line or so for each operation."

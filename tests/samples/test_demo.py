@@ -32,7 +32,7 @@ def test_levels(demo: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(out.splitlines()) < 110 and max(map(len, out.splitlines())) < 150
     sections = dict(re.findall(r"^-- (.*)\n   .*\n\n((?:.+\n)+)", out, re.MULTILINE))
     assert [s.partition(".graph")[2] for s in sections] == [
-        ", as written", " --emit graph", " --emit linalg", " --pipeline cpu --print-ir-before expand-math", " --emit llvm", " --emit asm",
+        ", as written", " --emit graph", " --emit linalg", " --pipeline cpu --print-ir-before prefetch", " --emit llvm", " --emit asm",
     ]  # fmt: skip
     for title, text in sections.items():
         if title.startswith("graph-opt "):  # what is shown, the command prints
@@ -41,7 +41,7 @@ def test_levels(demo: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
             printed = (captured.out + captured.err).expandtabs(8)
             lines = [line for line in text.splitlines() if not line.strip().startswith("...")]
             assert lines and all(line in printed for line in lines), title
-    linalg, vectors, llvm = (sections[next(s for s in sections if word in s)] for word in ("linalg", "expand-math", "llvm"))
+    linalg, vectors, llvm = (sections[next(s for s in sections if word in s)] for word in ("linalg", "prefetch", "llvm"))
     assert linalg.count("linalg.generic(") == 1 and "linalg.reduce(" in linalg
     block = re.search(r"math\.fma\(%h0\.a, %h0\.b, %acc\) : vector<f32\[(\d+), (\d+)\]>", vectors)
     assert block is not None and f"{block[1]} rows of {block[2]} columns" in out
