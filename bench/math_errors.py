@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import dialects  # noqa: E402, F401  defines the operations
-from codegen.llvm.call import NativeGraph  # noqa: E402
+from graph_opt.executable import Executable  # noqa: E402
+from graph_opt.native import compile_native  # noqa: E402
 from ir.inference import infer_module  # noqa: E402
 from ir.opdef import REGISTRY  # noqa: E402
 from ir.parser import parse_module  # noqa: E402
@@ -35,7 +36,7 @@ CHUNK = 1 << 20
 PIPELINE = "expand-math,unroll-vectors,cse,dce"
 
 
-def compiled(function: str, pipeline: str = PIPELINE) -> NativeGraph:
+def compiled(function: str, pipeline: str = PIPELINE) -> Executable:
     """Native code that computes a buffer of results."""
     module = parse_module(f"""\
 graph @main(%A: memref<f32[N]>, %C: memref<f32[N]>) {{
@@ -50,7 +51,7 @@ graph @main(%A: memref<f32[N]>, %C: memref<f32[N]>) {{
 """)
     infer_module(module)
     PassManager(load_pipeline(pipeline)).run(module)
-    return NativeGraph(module, module.main)
+    return compile_native(module, module.main, {})
 
 
 def errors(found: NDArray[Any], exact: NDArray[Any]) -> NDArray[Any]:

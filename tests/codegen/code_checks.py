@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.llvm.call import NativeGraph
 from ir.core import Module
 from ir.diagnostics import GraphError
 from ir.interpreter import Interpreter
 from passes.infra.verify_exec import describe_difference, same_bits
 from tests.checks import is_written, load
+from tests.codegen.native_graph import NativeGraph
 
 
 def main_program(parameters: str, body: str, result: str = "") -> Module:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.llvm.call import NativeGraph
 from ir.diagnostics import GraphError
 from passes.infra.base import PassContext
 from passes.linalg.lower_to_loops import LowerToLoops
 from tests.checks import all_examples, assert_same, baseline, is_written, load
+from tests.codegen.native_graph import NativeGraph
 
 DIALECTS = ("arith", "math", "affine", "memref", "vector", "scf", "cf")
 HIGHER = {"memref.to_tensor-0", "scf.for-0"}  # they have operations on tensors

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.llvm.call import NativeGraph
 from ir.core import Module
 from ir.interpreter import Interpreter
 from passes.infra.base import PassContext
@@ -13,6 +12,7 @@ from passes.infra.verify_exec import describe_difference, same_bits
 from passes.pipelines import load_pipeline
 from passes.vector.expand_math import EXPANSIONS
 from tests.checks import load
+from tests.codegen.native_graph import NativeGraph
 
 WIDTH = 40  # two machine vectors and a half
 FUNCTIONS = [name.removeprefix("math.") for name in EXPANSIONS if name != "math.powf"]

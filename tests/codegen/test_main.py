@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.llvm.call import NativeGraph
 from codegen.llvm.emit import emit_graph, mangled
 from ir.diagnostics import GraphError
 from tests.codegen.code_checks import check, main_program
+from tests.codegen.native_graph import NativeGraph
 
 F = np.float32
 THREADS = (1, 2, 3, 5)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.llvm.call import NativeGraph
 from ir.diagnostics import GraphError
 from tests.codegen.code_checks import check, main_program, message_of
+from tests.codegen.native_graph import NativeGraph
 
 F, J = np.float32, np.int64
 
@@ -268,9 +268,9 @@ def test_large_buffers_in_loops_are_refused() -> None:
       memref.store(%z, %T[3])
       yield
     }"""
-    module = main_program("%A: memref<f32[N]>", body.replace("SIZE", "4096"))
+    module = main_program("%A: memref<f32[N]>", body.replace("SIZE", "65536"))
     NativeGraph(module, module.main).run([zeros(2)], 2)
-    for size, message in ((4096 * 5, "stack"), ("N", "static size")):
+    for size, message in ((4096 * 80, "stack"), ("N", "static size")):
         module = main_program("%A: memref<f32[N]>", body.replace("SIZE", str(size)))
         with pytest.raises(GraphError, match=message):
             NativeGraph(module, module.main)

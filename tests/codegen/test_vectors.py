@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from codegen.llvm.call import NativeGraph
 from ir.types import DTYPES
 from tests.codegen.code_checks import check, main_program, special_array
+from tests.codegen.native_graph import NativeGraph
 
 ALL = list(DTYPES)
 NUMBERS = [d for d in ALL if d != "bool"]
