@@ -17,7 +17,11 @@ MEASURE = """
 import resource, sys
 from graph_opt.cli import main
 status = main(sys.argv[1:])
-print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+try:  # ru_maxrss of a new process starts with what its parent had
+    peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+except (OSError, StopIteration):
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print("peak", peak, file=sys.stderr)
 sys.exit(status)
 """
 
