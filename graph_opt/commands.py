@@ -24,7 +24,7 @@ from ir.literals import LiteralProblem
 from ir.parser import decode_text, parse_type
 from ir.printer import print_module
 from ir.signature import array_type, bind_shapes
-from ir.types import TensorType, Type
+from ir.types import TensorType, Type, is_known
 from passes.infra.manager import Instrumentation, PassFault, PassManager
 from passes.infra.registry import pass_files
 from passes.pipelines import load_pipeline
@@ -131,6 +131,8 @@ def optimize(args: argparse.Namespace) -> int:
         # a program at the level of loops is lowered already, and is taken as it is
         passes = load_pipeline("O0" if level_of(module) == "loops" else PRESET_OF[args.emit])
     _apply_shapes(module, args)
+    if args.emit not in (None, "graph") and args.pipeline is None:
+        _check_types(module, args.emit)
     watch = Instrumentation(
         print_before=(*args.print_ir_before, *(["all"] if args.print_ir_before_all else [])),
         print_after=(*args.print_ir_after, *(["all"] if args.print_ir_after_all else [])),
@@ -163,6 +165,18 @@ def _check_emit(args: argparse.Namespace) -> None:
         raise UsageError(f"--print-locs is for programs, not for --emit {args.emit}")
     if args.emit == "obj" and args.out is None and sys.stdout.isatty():
         raise UsageError("--emit obj writes bytes: give a file with -o, or a pipe")
+
+
+def _check_types(module: Module, emit: str) -> None:
+    """Below tensors every parameter has a type; those without one are reported all at once."""
+    missing = [
+        Diagnostic(f"%{p.name} has no known type, which --emit {emit} needs", p.loc, f"--shape {p.name}=f32[4,64] gives it one")
+        for graph in module.graphs.values()
+        for p in graph.parameters
+        if not is_known(p.type)
+    ]
+    if missing:
+        raise GraphError(missing)
 
 
 def _check_level(module: Module, args: argparse.Namespace) -> None:

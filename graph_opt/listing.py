@@ -105,5 +105,5 @@ def pass_page(name: str) -> str:
 
 
 def _field_doc(source: str, field: str) -> str:
-    match = re.search(rf'^    {field}: .*\n    """(.+?)"""', source, re.MULTILINE | re.DOTALL)
+    match = re.search(rf'^    {field}: [^\n]*\n    """(.+?)"""', source, re.MULTILINE | re.DOTALL)
     return " ".join(match[1].split()) if match else ""

@@ -187,3 +187,14 @@ def test_run_rejects(flags: list[str], status: int, words: str, loops: str, caps
     except SystemExit as leaving:
         found = int(leaving.code or 0)
     assert found == status and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("level", ["linalg", "loops", "llvm", "asm"])
+def test_levels_below_tensors_need_types(level: str, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = str(ROOT / "samples" / "mlp_bare.graph")
+    assert main([bare, "--emit", level]) == 1
+    err = capsys.readouterr().err
+    assert all(f"%{name} has no known type, which --emit {level} needs" in err for name in ("x", "w1", "b1", "w2"))
+    shapes = [f"--shape={n}=f32[{s}]" for n, s in (("x", "2,4"), ("w1", "4,6"), ("b1", "6"), ("w2", "6,3"))]
+    assert main([bare, "--emit", level, *shapes]) == 0
+    assert main([bare, "--emit", "graph"]) == 0
