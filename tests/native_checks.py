@@ -24,9 +24,9 @@ from ir.interpreter import Interpreter
 from ir.printer import print_module
 from ir.types import TensorType, bf16, f16, f32, f64
 from passes.infra.manager import PassManager
-from passes.infra.verify_exec import describe_difference, entry_graphs, same_bits
+from passes.infra.verify_exec import APPROXIMATE_TOLERANCE, close_in_double, describe_difference, entry_graphs, same_bits
 from passes.pipelines import load_pipeline
-from tests.checks import Baseline, Case, execute, generated_sources, is_written, rounds
+from tests.checks import Baseline, Case, execute, generated_sources, is_stable, is_written, rounds
 
 UNIT = {f64: 2.0**-52, f32: 2.0**-23, f16: 2.0**-10, bf16: 2.0**-7}
 """The distance of neighbouring numbers of a float type, relative to them."""
@@ -218,7 +218,11 @@ def check_native(runs: Baseline, *, bits: bool = False, threads: int = 1, prefix
             assert not is_steady(runs.module, case, case.outputs), f"machine code fails: {error}; {where}"
             continue
         compared += 1
-        check_outputs(runs.module, case, found, where)
+        try:
+            check_outputs(runs.module, case, found, where)
+        except AssertionError:
+            if is_exact(runs.module, case) or not follows_from_lowering(runs.module, native.lowered, case, found):
+                raise
         check_printed(runs.module, case, native.printed)
         if bits and not has_functions(native.lowered):
             wanted = execute(native.lowered, case.graph, case.inputs, case.kind)
@@ -299,6 +303,25 @@ def check_outputs(module: Module, case: Case, found: Sequence[np.ndarray], where
         return
     wrong = unexplained(module, case, found)
     assert not wrong, f"{wrong}; {where}"
+
+
+def follows_from_lowering(module: Module, lowered: Module, case: Case, found: Sequence[np.ndarray]) -> bool:
+    """Whether the lowered program has just these bits in the interpreter, and in float64 computes what the program does.
+
+    Noise of a few units does not show everything that rounding may do: 3e38 - 3e38 + x is 0 in f32, and with noise never
+    near it.  Then the machine code is right if it does what the lowered program says, and that says the same, unless the
+    order of additions shows in float64 too.
+    """
+    try:
+        single = execute(lowered, case.graph, case.inputs, case.kind)
+        double = execute(lowered, case.graph, case.inputs, case.kind, double=True)
+        wanted = execute(module, case.graph, case.inputs, case.kind, double=True)
+    except GraphError:
+        return False
+    if not all(same_bits(a, b) for a, b in zip(single, found, strict=True)):
+        return False
+    near = all(close_in_double(np.asarray(a), np.asarray(b), APPROXIMATE_TOLERANCE) for a, b in zip(wanted, double, strict=True))
+    return near or not is_stable(module, case, wanted)
 
 
 def depends_on_order(module: Module, case: Case) -> bool:
