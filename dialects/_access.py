@@ -11,7 +11,7 @@ from ir.core import Operation
 from ir.dims import Dim, symbols_of
 from ir.layout import LAYOUT, AccessArg, LoopDim, evaluate_expr, layout_of
 from ir.opdef import ExecutionError, TypeProblem
-from ir.types import MemRefType, ScalarType, Type, UnknownType, index, is_known, type_symbols
+from ir.types import MemRefType, ScalarType, Type, UnknownType, index, is_known, merge_types, type_symbols
 
 
 def surrounding_dims(op: Operation) -> list[str]:
@@ -55,6 +55,23 @@ def check_access(op: Operation, access: AccessArg, operand_types: Sequence[Type]
     if len(buffer.shape) != len(access.indices):
         raise TypeProblem(f"{buffer} has {len(buffer.shape)} dimensions, found {len(access.indices)} indices", operand=access.position)
     return buffer
+
+
+def carried_types(operand_types: Sequence[Type], inits: Sequence[int], yielded: Sequence[Type], verb: str) -> tuple[Type, ...]:
+    """The types of values that go from round to round: what they start as, merged with what the region yields.
+
+    ``inits`` are the operands that they start as; ``verb`` says in a complaint what is done with them.  Raises
+    TypeProblem for another number of values and for types that don't fit.
+    """
+    if len(yielded) != len(inits):
+        raise TypeProblem(f"the region yields {len(yielded)} values, but {len(inits)} are {verb}")
+    results = []
+    for position, type_ in zip(inits, yielded, strict=True):
+        merged = merge_types(operand_types[position], type_)
+        if merged is None:
+            raise TypeProblem(f"the region yields {type_} for a value that starts as {operand_types[position]}", operand=position)
+        results.append(merged)
+    return tuple(results)
 
 
 def check_single(access: AccessArg) -> None:

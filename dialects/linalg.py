@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dialects._access import check_access, check_expressions, check_single, element, number, surrounding_dims, write
+from dialects._access import carried_types, check_access, check_expressions, check_single, element, number, surrounding_dims, write
 from ir.core import Operation
 from ir.evaluate import round_to
 from ir.layout import AccessArg, BindArg, LoopDim, OperandArg, layout_of
 from ir.opdef import AttributeSpec, ExecutionError, RegionOpDef, TypeProblem, register
-from ir.types import UNKNOWN, MemRefType, ScalarType, Type, index, merge_types
+from ir.types import UNKNOWN, MemRefType, ScalarType, Type, index
 
 
 def _dims(op: Operation) -> list[LoopDim]:
@@ -204,15 +204,7 @@ class Reduce(RegionOpDef):
 
     def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
         inits = _inits(op)
-        if len(yielded or ()) != len(inits):
-            raise TypeProblem(f"the region yields {len(yielded or ())} values, but {len(inits)} are accumulated")
-        results = []
-        for position, type_ in zip(inits, yielded or (), strict=True):
-            merged = merge_types(operand_types[position], type_)
-            if merged is None:
-                raise TypeProblem(f"the region yields {type_} for a value that starts as {operand_types[position]}", operand=position)
-            results.append(merged)
-        return tuple(results)
+        return carried_types(operand_types, inits, yielded or (), "accumulated")
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
         accesses, inits = _accesses(op), _inits(op)

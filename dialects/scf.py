@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dialects._access import check_expressions, number
+from dialects._access import carried_types, check_expressions, number
 from ir.core import Operation
 from ir.layout import BindArg, OperandArg, RangeArg, layout_of
 from ir.opdef import AttributeSpec, ExecutionError, RegionOpDef, TypeProblem, register
@@ -93,15 +93,7 @@ class For(RegionOpDef):
 
     def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
         inits = self._inits(op)
-        if len(yielded or ()) != len(inits):
-            raise TypeProblem(f"the region yields {len(yielded or ())} values, but {len(inits)} are carried")
-        results = []
-        for position, type_ in zip(inits, yielded or (), strict=True):
-            merged = merge_types(operand_types[position], type_)
-            if merged is None:
-                raise TypeProblem(f"the region yields {type_} for a value that starts as {operand_types[position]}", operand=position)
-            results.append(merged)
-        return tuple(results)
+        return carried_types(operand_types, inits, yielded or (), "carried")
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
         bounds = layout_of(op)[0]

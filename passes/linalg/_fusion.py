@@ -150,9 +150,12 @@ def accesses_of(op: Operation) -> Iterator[tuple[Value, Indices]]:
 
 def is_contraction(op: Operation) -> bool:
     """Whether a nest sums up products of two operands: a chain of fused multiply-adds."""
-    return any(
-        n.op.name == "linalg.reduce" and any(o.name == "math.fma" for o in n.block) and len(n.reads) > 1 for n in nested_nests(op)
-    )
+    return any(map(is_product, nested_nests(op)))
+
+
+def is_product(nest: Nest) -> bool:
+    """Whether a reduction is a chain of fused multiply-adds of two elements."""
+    return nest.op.name == "linalg.reduce" and any(o.name == "math.fma" for o in nest.block) and len(nest.reads) > 1
 
 
 def has_reduction(op: Operation) -> bool:

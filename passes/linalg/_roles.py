@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ir.core import Operation
-from ir.dims import Dim, symbols_of
+from ir.dims import Dim, DimExpr, symbols_of
 from ir.layout import LoopDim
-from passes.linalg._fusion import Nest, nested_nests, plain_name
+from passes.linalg._fusion import Nest, is_product, nested_nests, plain_name
 
 
 class Roles:
@@ -18,7 +18,7 @@ class Roles:
         nests = list(nested_nests(op))
         for nest in nests:
             self._order[nest.op] = _columns_last(nest)
-        contraction = next((n for n in nests if _is_product(n)), None)
+        contraction = next((n for n in nests if is_product(n)), None)
         if contraction is not None:
             self._tag_product(contraction)
         for nest in nests:
@@ -65,11 +65,6 @@ class Roles:
             self._tags[nest.op, dim.name] = tag
 
 
-def _is_product(nest: Nest) -> bool:
-    """Whether a reduction is a chain of fused multiply-adds of two elements."""
-    return nest.op.name == "linalg.reduce" and any(o.name == "math.fma" for o in nest.block) and len(nest.reads) > 1
-
-
 def _mentioned(nest: Nest, read: int) -> set[str]:
     return {n for e in nest.reads[read].indices for n in symbols_of(e)}
 
@@ -92,8 +87,6 @@ def _runs_along(nest: Nest, name: str) -> bool:
 
 
 def _has_unit(expr: Dim, name: str) -> bool:
-    from ir.dims import DimExpr
-
     return isinstance(expr, DimExpr) and any(m == (name,) and c == 1 for m, c in expr.terms)
 
 
@@ -101,4 +94,4 @@ def _has_columns(nest: Nest) -> bool:
     """Whether a nest inside another one has a loop to be vectorized of its own."""
     if not nest.dims:
         return False
-    return nest.op.name == "linalg.generic" or (_runs_along(nest, nest.dims[-1].name) and not _is_product(nest))
+    return nest.op.name == "linalg.generic" or (_runs_along(nest, nest.dims[-1].name) and not is_product(nest))

@@ -20,9 +20,7 @@ from ir.dims import Dim, DimExpr, DimFunction, substitute, symbols_of
 from ir.inference import plain_symbol
 from ir.layout import operand_symbol
 from ir.opdef import OpDef
-from ir.types import MemRefType, ScalarType, index
-
-INDEX = ScalarType(index)
+from ir.types import MemRefType, index
 
 Make = Callable[[OpDef, Sequence[Value], dict[str, Attribute]], Value]
 """Builds an operation with one result of type index."""

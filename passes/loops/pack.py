@@ -242,16 +242,16 @@ def _pack_when_run(buffer: Value, panels: Panels, nest: Operation) -> Value | No
     return made
 
 
-def two_versions(nest: Operation, rows: Dim, least: int) -> Operation | None:
-    """``scf.if(rows >= least)`` with the nest in its first region and a copy in the second one, which is returned.
+def two_versions(nest: Operation, rows: Dim, least: int) -> None:
+    """Puts the nest into the first region of a ``scf.if(rows >= least)``, and a copy into the second one.
 
-    None where the number of rows is no value that can be had in front of the nest.
+    The nest stays where the number of rows is no value that can be had in front of it.
     """
     block = nest.block
     parts = [Index(rows)]
     dimensions = find_dimensions(parts, nest)
     if isinstance(dimensions, str) or block is None:
-        return None
+        return
     builder = Builder(block, nest, origin="rows", loc=nest.loc)
 
     def make(definition: OpDef, operands: Sequence[Value], attributes: Mapping[str, Any]) -> Value:
@@ -265,10 +265,9 @@ def two_versions(nest: Operation, rows: Dim, least: int) -> Operation | None:
     choice.trivia, nest.trivia = nest.trivia, None
     first, second = (r.block for r in choice.regions)
     move_into(nest, first)
-    copy = clone_before(nest, None, second)
+    clone_before(nest, None, second)
     for inside in (first, second):
         Builder(inside, loc=nest.loc).create(yield_, [])
-    return copy
 
 
 def rows_between(tile: Value, column: Value) -> Dim | None:

@@ -9,6 +9,7 @@ from pass_checks import apply, assert_same_bits, load, operations
 import graph_opt
 from ir.clone import clone_module
 from ir.printer import print_module
+from tests.checks import execute
 
 LOOPS = "inline,decompose,lower-to-linalg,fuse,collapse,lower-to-loops"
 
@@ -30,17 +31,13 @@ def test_sums(body: str, dtype: str) -> None:
     before = clone_module(module)
     (record,) = apply(module, "widen-sums").records
     assert record.statistics["sums widened"] == 1, print_module(module)
-    outcome = [op for op in operations(module) if op == "arith.truncf"]
-    assert outcome
+    assert "arith.truncf" in operations(module)
     again = print_module(module)
     assert not apply(module, "widen-sums").records[0].changed and print_module(module) == again
-    exact = {"B": 3}
     x = np.arange(9).reshape(3, 3).astype(np.float16 if dtype == "f16" else np.float32)
-    from tests.checks import execute
-
     if "exp" not in body:
         a, b = (execute(m, "main", [x]) for m in (before, module))
-        assert np.array_equal(a[0], b[0]), exact
+        assert np.array_equal(a[0], b[0])
 
 
 @pytest.mark.parametrize("body", ["%y = max(%x, axes=[0], initial=0.0)", "%y = prod(%x, axes=[0])", "%y = matmul(%x, %x, transpose_a=true)"])
