@@ -1,0 +1,259 @@
+"""What this machine can do: multiply-adds on registers, and reading from caches and memory, measured by code of our own.
+
+A :class:`Meter` takes samples of some milliseconds each, so that a benchmark can put one into each of its rounds: what the clock or a
+neighbour takes from the work, it then takes from the limits too.  :func:`measure` is for a single look.
+
+    limits = measure(threads=1)
+    seconds, bound = limits.time(flops=2 * 512**3, nbytes=3 * 4 * 512**2)    # a product; bound is "f32", "L2", "L3" or "DRAM"
+
+A piece of work can't be faster than its operations at the peak, nor than its bytes at the bandwidth of the level that holds them:
+L2 up to 512 KB, L3 up to 24 MB, else memory ("DRAM").
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from codegen.llvm.jit import Code, host, host_attributes
+from codegen.runtime.abi import MAIN
+from codegen.runtime.frames import aligned_bytes
+from codegen.runtime.threads import shared_pool
+from ir.diagnostics import Diagnostic, GraphError
+
+LEVELS = {"L2": 512 << 10, "L3": 24 << 20}
+"""The largest working set, in bytes, that counts as held by a level; what is larger is in "DRAM"."""
+
+_MEMORY = 512 << 20  # samples of DRAM go through it window by window, so that no cache holds what is read next
+_READ = {"L1": 16 << 10, "L2": 256 << 10, "L3": 16 << 20, "DRAM": 16 << 20}  # read by a sample; L1 and L2 by each thread
+_SECONDS = 1e-3  # of a sample
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of this machine for a number of threads, together.
+
+    ``peak`` are operations per second (a multiply-add is two) by element type, ``read`` bytes per second by level.
+    """
+
+    threads: int
+    peak: dict[str, float]
+    read: dict[str, float]
+
+    def level(self, nbytes: float) -> str:
+        """The level that holds so many bytes."""
+        return next((level for level, size in LEVELS.items() if nbytes <= size), "DRAM")
+
+    def time(self, flops: float, nbytes: float, dtype: str = "f32") -> tuple[float, str]:
+        """The least seconds that so many operations on so many bytes take, and what bounds them: a type or a level."""
+        level = self.level(nbytes)
+        return max((flops / self.peak[dtype], dtype), (nbytes / self.read[level], level))
+
+
+def measure(threads: int = 1, rounds: int = 15) -> Limits:
+    """The limits, as the medians of ``rounds`` samples."""
+    meter = Meter(threads)
+    for _ in range(rounds):
+        meter.sample()
+    return meter.limits()
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """One quantity: ``work`` is what one step of ``kernel`` does on each thread, in operations or bytes; ``nbytes`` what each thread reads."""
+
+    name: str
+    kernel: str
+    work: int
+    nbytes: int
+
+
+@dataclass
+class Meter:
+    """Samples the limits for ``threads`` threads.
+
+    ``levels`` are the levels to read from, all unless said: without "DRAM" no large memory is taken.
+    """
+
+    threads: int = 1
+    levels: Sequence[str] = tuple(_READ)
+    samples: dict[str, list[float]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        size, self._code = _kernels()
+        self._probes = [_Probe("f32", "peak_f32", _Shape.of_host().flops, size)]
+        for level in self.levels:
+            shared = level in ("L3", "DRAM")
+            self._probes.append(_Probe(level, "read", size, _READ[level] // (self.threads if shared else 1) // size * size))
+        self._memory = _filled(_MEMORY if "DRAM" in self.levels else max(p.nbytes for p in self._probes) * self.threads)
+        self._job = np.zeros(2, np.int64)
+        self._done = aligned_bytes(64 * self.threads)
+        self._window = 0
+        self._steps = {p.name: self._calibrated(p) for p in self._probes}
+
+    def sample(self) -> None:
+        """Measures every limit once, for about a millisecond each."""
+        for probe in self._probes:
+            if probe.name != "DRAM":
+                self._seconds(probe, self._once(probe))  # fills the caches
+            steps = self._steps[probe.name]
+            seconds = self._seconds(probe, steps)
+            self.samples.setdefault(probe.name, []).append(probe.work * steps * self.threads / seconds)
+
+    def limits(self, choose: Callable[[list[float]], float] = statistics.median) -> Limits:
+        """The limits that the samples give: their medians, or what else ``choose`` makes of a list (``max`` for the best)."""
+        rates = {name: choose(found) for name, found in self.samples.items()}
+        return Limits(self.threads, {"f32": rates["f32"]}, {level: rates[level] for level in self.levels})
+
+    def _once(self, probe: _Probe) -> int:
+        """Steps that go through everything once."""
+        return probe.nbytes // probe.work if probe.kernel == "read" else 1024
+
+    def _calibrated(self, probe: _Probe) -> int:
+        """Steps that take long enough; a sample of memory is one window, which nobody has read lately."""
+        once = self._once(probe)
+        if probe.name == "DRAM":
+            return once
+        self._seconds(probe, once)
+        times = 1
+        while (seconds := self._seconds(probe, once * times)) < _SECONDS / 4:
+            times *= 2
+        return once * max(1, round(times * _SECONDS / seconds))
+
+    def _next_window(self, nbytes: int) -> int:
+        self._window = (self._window + nbytes) % (_MEMORY - nbytes)
+        return self._window
+
+    def _seconds(self, probe: _Probe, steps: int) -> float:
+        """How long all threads take for so many steps each."""
+        start = self._next_window(probe.nbytes * self.threads) if probe.name == "DRAM" else 0
+        self._job[:] = steps, probe.nbytes
+        self._done.fill(0)
+        main = MAIN(self._code.address(probe.kernel))
+        arguments = (self._memory.ctypes.data + start, self._job.ctypes.data, 0, self._done.ctypes.data)
+        begin = time.perf_counter()
+        if self.threads == 1:
+            main(*arguments, 0, 1)
+        else:
+            shared_pool(Code.from_text).run(main, *arguments, self.threads)
+        seconds = time.perf_counter() - begin
+        ran = int(self._done[::64].sum())
+        if ran != self.threads:
+            raise GraphError(Diagnostic(f"limits: {self.threads} threads are wanted, {ran} ran"))
+        return seconds
+
+
+def _filled(size: int) -> Any:
+    memory = aligned_bytes(size)
+    memory[:size].view(np.float32).fill(1.0)
+    return memory
+
+
+# -- the code ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The vectors of a machine, and how many chains of multiply-adds keep its units busy within its registers."""
+
+    lanes: int
+    chains: int
+    fused: bool
+
+    @property
+    def flops(self) -> int:
+        """Operations of one step."""
+        return 2 * self.lanes * self.chains
+
+    @classmethod
+    def of_host(cls) -> _Shape:
+        """Those of this machine."""
+        features = host()[1].split(",")
+        if "+avx512f" in features:
+            return cls(16, 24, True)
+        if "+fma" in features:
+            return cls(8, 12, True)
+        return cls(4, 24, True) if "+neon" in features else cls(4, 12, False)
+
+
+_READERS = 8  # sums that a reading loop keeps: enough for two loads in each cycle
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> tuple[int, Code]:
+    """The bytes that a step reads, and the code of all loops.
+
+    They are functions as those of programs (``MAIN``): ``args`` is the memory, ``dims`` the number of steps and the bytes of each
+    thread, and each thread sets a byte of ``state``.
+    """
+    shape = _Shape.of_host()
+    vector, width = f"<{shape.lanes} x float>", 4 * shape.lanes
+    suffix = f"v{shape.lanes}f32"
+    if shape.fused:
+        step = "  %b{i} = call {vector} @llvm.fma.{suffix}({vector} %a{i}, {vector} %x, {vector} %y)"
+    else:
+        step = "  %m{i} = fmul {vector} %a{i}, %x\n  %b{i} = fadd {vector} %m{i}, %y"
+    multiply = [step.format(i=i, vector=vector, suffix=suffix) for i in range(shape.chains)]
+    read = [
+        f"  %p{i} = getelementptr i8, ptr %place, i64 {i * width}\n  %v{i} = load {vector}, ptr %p{i}, align {width}\n"
+        f"  %b{i} = fadd {vector} %a{i}, %v{i}"
+        for i in range(_READERS)
+    ]
+    size = _READERS * width
+    attributes = " ".join(f'"{k}"="{v}"' for k, v in host_attributes().items())
+    text = [
+        _loop("peak_f32", vector, multiply, 0),
+        _loop("read", vector, read, size),
+        f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})",
+        f"attributes #0 = {{ nounwind {attributes} }}",
+    ]
+    return size, Code.from_text("\n".join(text))
+
+
+def _loop(name: str, vector: str, body: list[str], step: int) -> str:
+    """A loop with one accumulator for each line of ``body``, over the bytes of a thread again and again, ``step`` at a time."""
+    chains = range(len(body))
+    carried = "\n".join(f"  %a{i} = phi {vector} [ %start, %entry ], [ %b{i}, %loop ]" for i in chains)
+    sums = "\n".join(f"  %s{i + 1} = fadd {vector} {f'%s{i}' if i else 'zeroinitializer'}, %b{i}" for i in chains)
+    work = "\n".join(body)
+    return f"""
+define i32 @{name}(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 %thread, i64 %threads) #0 {{
+entry:
+  %steps = load i64, ptr %dims, align 8
+  %second = getelementptr i8, ptr %dims, i64 8
+  %size = load i64, ptr %second, align 8
+  %mine = mul i64 %size, %thread
+  %base = getelementptr i8, ptr %args, i64 %mine
+  %start = load {vector}, ptr %base, align 64
+  %x = fmul {vector} %start, splat (float 0.5)
+  %y = fmul {vector} %start, splat (float 0.25)
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %at = phi i64 [ 0, %entry ], [ %wrapped, %loop ]
+{carried}
+  %place = getelementptr i8, ptr %base, i64 %at
+{work}
+  %on = add i64 %at, {step}
+  %more = icmp ult i64 %on, %size
+  %wrapped = select i1 %more, i64 %on, i64 0
+  %next = add i64 %i, 1
+  %again = icmp ult i64 %next, %steps
+  br i1 %again, label %loop, label %end
+end:
+{sums}
+  %one = extractelement {vector} %s{len(body)}, i64 0
+  %some = fcmp oge float %one, 0.0
+  %byte = zext i1 %some to i8
+  %to = shl i64 %thread, 6
+  %where = getelementptr i8, ptr %state, i64 %to
+  store i8 %byte, ptr %where, align 1
+  ret i32 0
+}}
+"""

@@ -1,0 +1,48 @@
+"""Limits of the machine: what bounds a piece of work, and that sampling gives a rate for everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from graph_opt.limits import Limits, Meter
+
+LIMITS = Limits(1, {"f32": 200e9}, {"L1": 300e9, "L2": 100e9, "L3": 50e9, "DRAM": 10e9})
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "level"),
+    [(0, "L2"), (512 << 10, "L2"), ((512 << 10) + 1, "L3"), (24 << 20, "L3"), ((24 << 20) + 1, "DRAM"), (1e12, "DRAM")],
+)
+def test_levels(nbytes: float, level: str) -> None:
+    assert LIMITS.level(nbytes) == level
+
+
+def test_the_larger_time_bounds() -> None:
+    assert LIMITS.time(200e9, 1000) == (1.0, "f32")
+    assert LIMITS.time(200e3, 100e3) == (1e-6, "f32")
+    assert LIMITS.time(10, 1e5) == (1e-6, "L2")
+    assert LIMITS.time(10, 1e6) == (1e6 / 50e9, "L3")
+    assert LIMITS.time(0, 1e9) == (0.1, "DRAM")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_samples(threads: int) -> None:
+    meter = Meter(threads, levels=("L1", "L2"))
+    for _ in range(3):
+        meter.sample()
+    limits = meter.limits()
+    assert limits.threads == threads
+    assert set(limits.peak) == {"f32"} and set(limits.read) == {"L1", "L2"}
+    for name, found in meter.samples.items():
+        assert len(found) == 3 and min(found) > 0
+        assert min(found) <= {**limits.peak, **limits.read}[name] <= meter.limits(max).peak.get(name, float("inf"))
+
+
+def test_memory_is_read_window_by_window() -> None:
+    meter = Meter(1, levels=("DRAM",))
+    windows = []
+    for _ in range(40):
+        meter.sample()
+        windows.append(meter._window)
+    assert len(set(windows)) > 25  # hundreds of megabytes lie between two looks at the same place
+    assert meter.limits().read["DRAM"] > 0
