@@ -315,6 +315,16 @@ class Block:
     def insert_before(self, anchor: Operation | None, op: Operation) -> Operation:
         """Inserts ``op`` before ``anchor``, at the end for None, and registers its names."""
         assert op.block is None, "operation is already in a block"
+        self._link(anchor, op)
+        graph = self.graph
+        if graph is not None:
+            graph._claim_names(op)
+        return op
+
+    def append(self, op: Operation) -> Operation:
+        return self.insert_before(None, op)
+
+    def _link(self, anchor: Operation | None, op: Operation) -> None:
         op.block = self
         op.next = anchor
         op.prev = self.last if anchor is None else anchor.prev
@@ -326,13 +336,6 @@ class Block:
             self.last = op
         else:
             anchor.prev = op
-        graph = self.graph
-        if graph is not None:
-            graph._claim_names(op)
-        return op
-
-    def append(self, op: Operation) -> Operation:
-        return self.insert_before(None, op)
 
     def _unlink(self, op: Operation) -> None:
         if op.prev is None:

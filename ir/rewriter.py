@@ -113,13 +113,10 @@ def _check_types(op: Operation, values: Iterable[Value]) -> None:
 
 
 def move_before(op: Operation, anchor: Operation | None, block: Block) -> None:
-    """Moves an operation inside its graph; its names stay."""
-    graph = op.graph
-    names = [r.name for r in op.results]
-    op.remove()
-    block.insert_before(anchor, op)
-    if graph is not None and [r.name for r in op.results] != names:
-        raise RuntimeError("moving an operation changed a name")
+    """Moves an operation with all inside it within its graph (to the end of the block for None); its names stay."""
+    assert op.block is not None and op.graph is block.graph, "moving is within a graph"
+    op.block._unlink(op)
+    block._link(anchor, op)
 
 
 def walk_graphs(module: Module) -> list[Graph]:
