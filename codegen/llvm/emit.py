@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import dialects  # noqa: F401
 from codegen.llvm import affine, control, floats, integers, memory, vectors  # noqa: F401
-from codegen.llvm.helpers import runtime
+from codegen.llvm.helpers import X86, runtime
 from codegen.llvm.main import MainWriter
 from codegen.llvm.native import Argument, NativeModule
 from codegen.llvm.space import SMALL, SYMBOL_LIMIT
@@ -21,8 +21,6 @@ from codegen.llvm.writer import Unit, Writer
 from ir.core import Graph, Module, Operation
 from ir.diagnostics import Diagnostic, GraphError
 from ir.types import MemRefType, TensorType, UnknownType, type_symbols
-
-_X86 = ("x86_64", "amd64", "i386", "i686")
 
 
 def mangled(name: str) -> str:
@@ -33,10 +31,11 @@ def mangled(name: str) -> str:
     return f"g_{safe}"
 
 
-def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | None = None) -> NativeModule:
+def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | None = None, clocks: bool = False) -> NativeModule:
     """The native code of a graph, as text.
 
-    ``attributes`` are attributes of LLVM functions (``prefer-vector-width``).  The text has these functions::
+    ``attributes`` are attributes of LLVM functions (``prefer-vector-width``).  With ``clocks`` the code adds up how long the
+    first thread is in each top-level loop (see ``NativeModule.timed``).  The text has these functions::
 
         i32 @NAME(ptr args, ptr dims, ptr workspace, ptr state, i64 thread, i64 threads)
         i64 @NAME_workspace(ptr dims)
@@ -63,7 +62,7 @@ def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | 
         unit.space.symbol(symbol)
     unit.space.constrain(graph.constraints)
     results = [_tensor(v.type, graph.return_op) for v in graph.results]
-    main = MainWriter(unit, graph, symbols)
+    main = MainWriter(unit, graph, symbols, clocks)
     main.run(graph.block)
     functions = [
         _main(unit, main),
@@ -72,7 +71,7 @@ def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | 
         _guard(unit, symbols),
     ]
     machine = platform.machine().lower()
-    pause = f"call void {unit.declare('void', 'llvm.x86.sse2.pause')}()" if machine in _X86 else "fence seq_cst"
+    pause = f"call void {unit.declare('void', 'llvm.x86.sse2.pause')}()" if machine in X86 else "fence seq_cst"
     support = runtime(unit, pause)
     extra = "".join(f' "{k}"="{v}"' for k, v in sorted((attributes or {}).items()))
     text = "\n".join([
@@ -80,6 +79,7 @@ def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | 
         *main.functions,
         *unit.definitions.values(),
         support,
+        *([f"@{name}_clocks = global [{len(main.timed)} x i64] zeroinitializer, align 64"] if clocks else []),
         *unit.declarations,
         "",
         f"attributes #0 = {{ nounwind{extra} }}",
@@ -89,7 +89,7 @@ def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | 
     ])  # fmt: skip
     outputs = [Argument("result", n, t, True) for n, t in zip(_names(graph), results, strict=True)]
     arguments = [*_parameters(graph), *outputs, *main.stored_arguments()]
-    return NativeModule(text, name, symbols, arguments, unit.sites, sorted(unit.externals), unit.parallel)
+    return NativeModule(text, name, symbols, arguments, unit.sites, sorted(unit.externals), unit.parallel, main.timed)
 
 
 def graph_symbols(graph: Graph) -> list[str]:

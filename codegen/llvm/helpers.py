@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from codegen.llvm.writer import Unit
 
+X86 = ("x86_64", "amd64", "i386", "i686")
+"""Names of machines."""
+
 FAILED, FIRST, SECOND, COUNT, GENERATION, CALLBACK = 0, 8, 16, 64, 128, 192
 """Offsets in ``state``: failed site + 1, its two numbers, the barrier's two words, the function that prints."""
 

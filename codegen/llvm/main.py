@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 
 from codegen.llvm.control import shared
-from codegen.llvm.helpers import CALLBACK
+from codegen.llvm.helpers import CALLBACK, X86
 from codegen.llvm.memory import copy_bytes
 from codegen.llvm.native import Argument, Site
 from codegen.llvm.plan import effects, has_shared_loop, result_memory, writes_later
@@ -55,9 +56,11 @@ def _slot_size(result: Value) -> int:
 class MainWriter(Writer):
     """The function that all threads call."""
 
-    def __init__(self, unit: Unit, graph: Graph, symbols: list[str]) -> None:
+    def __init__(self, unit: Unit, graph: Graph, symbols: list[str], clocks: bool = False) -> None:
         super().__init__(unit)
         self.graph = graph
+        self.clocks = clocks
+        self.timed: list[Operation] = []
         self.functions: list[str] = []
         self.known_functions: dict[tuple[str, ...], str] = {}
         self.pieces: list[tuple[int, list[Poly]]] = []
@@ -168,16 +171,36 @@ class MainWriter(Writer):
         call = f"call i32 {function}(ptr %state, i64 {base}, i64 %thread, i64 %threads{passed})"
         if self.reading:
             self._barrier()
+        start = self._tick() if self.clocks else None
         if by_all:
             self.set(call)
         else:
             self._on_first(lambda: self.set(call))
+        if start is not None:
+            self._count(op, start)
         self._barrier()
         if slots is not None:
             for result, offset in zip(op.results, slot_offsets(op), strict=True):
                 at = self.set(f"getelementptr i8, ptr {slots}, i64 {offset}")
                 self.names[result] = self.set(f"load {llvm_type(result.type)}, ptr {at}, align 64")  # type: ignore[arg-type]
             self.reading = True
+
+    def _tick(self) -> str:
+        """The processor's clock."""
+        clock = "llvm.readcyclecounter" if platform.machine().lower() in X86 else "llvm.readsteadycounter"
+        return self.set(f"call i64 {self.unit.declare('i64', clock)}()")
+
+    def _count(self, op: Operation, start: str) -> None:
+        """Adds the time since ``start`` to that of the operation, on the first thread."""
+        spent = self.set(f"sub i64 {self._tick()}, {start}")
+        at = f"getelementptr (i64, ptr @{self.unit.name}_clocks, i64 {len(self.timed)})"
+        self.timed.append(op)
+
+        def add() -> None:
+            before = self.set(f"load i64, ptr {at}, align 8")
+            self.line(f"store i64 {self.set(f'add i64 {before}, {spent}')}, ptr {at}, align 8")
+
+        self._on_first(add)
 
     def _on_first(self, write: Callable[[], object]) -> None:
         """Code for the first thread only."""

@@ -64,7 +64,8 @@ class NativeModule:
     ``function`` is the main entry; ``workspace_function`` and ``shapes_function`` are the other two.  ``symbols`` are the
     graph's dimension names in the order of ``dims``, ``arguments`` what each pointer of ``args`` is: parameters, results,
     stored tensors.  ``externals`` are functions of the C library that it calls.  ``parallel`` says whether some loop is
-    shared by threads.
+    shared by threads.  ``timed`` are the operations whose times code with clocks adds up, in ticks of the processor's clock, in the
+    i64 numbers at ``clocks_name``.
     """
 
     text: str
@@ -74,10 +75,15 @@ class NativeModule:
     sites: list[Site]
     externals: list[str]
     parallel: bool
+    timed: list[Operation] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def workspace_function(self) -> str:
         return f"{self.function}_workspace"
+
+    @property
+    def clocks_name(self) -> str:
+        return f"{self.function}_clocks"
 
     @property
     def shapes_function(self) -> str:

@@ -35,9 +35,11 @@ def aligned(size: int, alignment: int = 64) -> NDArray[np.uint8]:
 class NativeGraph:
     """A graph compiled for this machine.  ``stored`` gives arrays for weights by the name of their value."""
 
-    def __init__(self, module: Module, graph: Graph, stored: Mapping[str, NDArray[Any]] | None = None, **options: Any) -> None:
+    def __init__(
+        self, module: Module, graph: Graph, stored: Mapping[str, NDArray[Any]] | None = None, *, clocks: bool = False, **options: Any
+    ) -> None:
         self.graph = graph
-        self.native: NativeModule = emit_graph(module, graph, attributes=host_attributes())
+        self.native: NativeModule = emit_graph(module, graph, attributes=host_attributes(), clocks=clocks)
         self.code = Code.from_text(self.native.text, **options)
         self._main = _MAIN(self.code.address(self.native.function))
         self._workspace = _WORKSPACE(self.code.address(self.native.workspace_function))
