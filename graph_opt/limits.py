@@ -23,7 +23,7 @@ import numpy as np
 
 from codegen.llvm.jit import Code, host, host_attributes
 from codegen.runtime.abi import MAIN
-from codegen.runtime.frames import aligned_bytes
+from codegen.runtime.pages import aligned_bytes
 from codegen.runtime.threads import shared_pool
 from ir.diagnostics import Diagnostic, GraphError
 

@@ -77,7 +77,7 @@ class _Stored:
             number = op.attributes["result"]
             assert isinstance(number, int)
             if source.name not in self._initial and _has_loops(source):
-                self._initial[source.name] = _program(self.module, source, self.sources, self.threads).run([])
+                self._initial[source.name] = _program(self.module, source, self.sources, self.threads).run([], lasting=True)
             if source.name in self._initial:
                 return self._initial[source.name][number]
         environment = Environment({})

@@ -15,7 +15,7 @@ from typing import Any
 
 from codegen.runtime._dims_ir import DIMENSION_LIMIT, DimWriter, Lines, Number, Unsupported
 from codegen.runtime.abi import ALIGNMENT, STATE_BYTES, Loader
-from codegen.runtime.frames import Frame, aligned_bytes
+from codegen.runtime.frames import Frame
 from codegen.runtime.numpy_api import (
     ALIGNED,
     C_CONTIGUOUS,
@@ -29,6 +29,7 @@ from codegen.runtime.numpy_api import (
     Interface,
     find_interface,
 )
+from codegen.runtime.pages import aligned_bytes
 from codegen.runtime.program import NativeProgram
 from codegen.runtime.threads import BUSY, CELL_ADDRESS, WORKERS, available_processors
 from ir.core import Constraint

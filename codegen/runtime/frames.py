@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from codegen.runtime.abi import ALIGNMENT, STATE_BYTES
+from codegen.runtime.abi import STATE_BYTES
+from codegen.runtime.pages import aligned_bytes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 _KEPT = 4
 """Frames that a program holds on to; only as many callers at the same time need them."""
-
-
-def aligned_bytes(size: int) -> NDArray[Any]:
-    """Memory of at least ``size`` bytes that begins at a multiple of ALIGNMENT."""
-    size = max(size, ALIGNMENT)  # numpy moves the address of nothing
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size]
 
 
 class Frame:

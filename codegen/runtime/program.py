@@ -24,7 +24,8 @@ from codegen.runtime.abi import (
     NativeCode,
 )
 from codegen.runtime.arguments import is_plain, plain_copy, prepare, written_buffers
-from codegen.runtime.frames import Frame, Frames, aligned_bytes
+from codegen.runtime.frames import Frame, Frames
+from codegen.runtime.pages import aligned_arrays, aligned_bytes
 from ir.core import Graph, Parameter, Value
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import product
@@ -112,8 +113,10 @@ class NativeProgram:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    def run(self, arrays: Sequence[NDArray[Any]], *, lasting: bool = False) -> list[NDArray[Any]]:
         """The results for arrays in parameter order; arrays of ``inout`` parameters are updated in place.
+
+        ``lasting`` results are kept and read for long: they lie side by side, aligned, on large pages.
 
         Raises :class:`GraphError` when the arrays don't fit or an operation fails on their values, MemoryError when
         there is not enough memory.
@@ -127,7 +130,7 @@ class NativeProgram:
                 self._plans.clear()
             self._plans[key] = plan
         ready = prepare(self.graph, arrays, plan.dtypes, self._written)
-        results = [np.empty(shape, dtype) for shape, dtype in plan.results]
+        results = aligned_arrays(plan.results) if lasting else [np.empty(shape, dtype) for shape, dtype in plan.results]
         frame = self._frames.take()
         try:
             frame.reserve(plan.workspace)

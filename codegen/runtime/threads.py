@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from codegen.runtime.abi import Loader, NativeCode
-from codegen.runtime.frames import aligned_bytes
+from codegen.runtime.pages import aligned_bytes
 
 _SPINS = 4000
 """Rounds of waiting (about 50 microseconds) before a worker goes to sleep."""
