@@ -107,8 +107,13 @@ def _terms(dim: int | DimExpr) -> dict[Monomial, int]:
     return dict(dim.terms)
 
 
+@lru_cache(maxsize=4096)
+def _monomial_key(monomial: Monomial) -> tuple[int, list[str]]:
+    return (-len(monomial), [str(a) for a in monomial])
+
+
 def _term_key(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
-    return (-len(term[0]), [str(a) for a in term[0]])
+    return _monomial_key(term[0])
 
 
 def _from_terms(terms: Mapping[Monomial, int]) -> int | DimExpr:

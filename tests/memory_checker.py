@@ -7,6 +7,7 @@ last (a reshape is the same buffer).  Two buffers that are alive at once and sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ir.builder import Builder
 from ir.builtin import yield_
 from ir.clone import clone_module
 from ir.core import Block, Graph, Module, Operation, Region, Value
+from ir.dims import substitute
 from ir.inputs import GeneratedWeights
 from ir.interpreter import Interpreter
 from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, OperandArg, RangeArg, layout_of, operand_symbol
@@ -159,6 +161,61 @@ def check_plan(module: Module, name: str, arrays: Sequence[Any], sources: Mappin
         watcher.run(module.graphs[name], [np.array(a) for a in arrays])
         count += watcher.accesses
     return count
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Bytes of a planned graph at given sizes."""
+
+    arena: int
+    at_once: int
+    """bytes of the arena that hold, at the operation where they are most, what was or will be read (or is being written)"""
+    between: int
+    """the most that some plan would need even if every operation worked in place: what is held from one operation to the next"""
+    separate: int
+    """all buffers beside each other"""
+    views: int
+    """how many buffers are held at once at most"""
+    buffers: int
+    """how many there are"""
+
+
+def demand(module: Module, name: str, sizes: Mapping[str, int]) -> Demand:
+    """What the views of an arena are needed for, found by walking the printed program; shares no code with the planner."""
+    graph = module.graphs[name]
+    ranges: dict[Operation, tuple[int, int]] = {}
+    arenas: dict[Value, int] = {}
+    for op in graph.block:
+        if op.name == "memref.view":
+            start, count = _number(op.attributes["offset"], sizes), 1
+            assert isinstance(op.result.type, MemRefType)
+            for dim in op.result.type.shape:
+                count *= _number(dim, sizes)
+            ranges[op] = (start, start + count * op.result.type.dtype.itemsize)
+            arena = op.operands[0].type
+            assert isinstance(arena, MemRefType)
+            arenas[op.operands[0]] = _number(arena.shape[0], sizes)
+    numbers = {op: n for n, op in enumerate(graph.block)}
+    times = {op: [numbers[t] for t in touching] for op in ranges if (touching := _touching(op.result, graph))}
+    at_once = between = views = 0
+    for now in range(len(numbers)):
+        held = sorted(ranges[op] for op, at in times.items() if at[0] <= now <= at[-1])
+        covered, behind = 0, 0
+        for start, end in held:
+            covered += max(0, end - max(start, behind))
+            behind = max(behind, end)
+        kept = sum(ranges[op][1] - ranges[op][0] for op, at in times.items() if at[0] <= now < at[-1])
+        at_once, between, views = max(at_once, covered), max(between, kept), max(views, len(held))
+    return Demand(sum(arenas.values()), at_once, between, sum(end - start for start, end in ranges.values()), views, len(ranges))
+
+
+def _number(dim: Any, sizes: Mapping[str, int]) -> int:
+    value = substitute(dim, sizes)
+    assert isinstance(value, int)
+    return value
 
 
 # -- poison ------------------------------------------------------------------------------------------------------------

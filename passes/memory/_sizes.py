@@ -7,18 +7,22 @@ Every answer "yes" is a proof; "no" means that none was found.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ir.core import Graph
 from ir.diagnostics import GraphError
-from ir.dims import Dim, DimExpr, DimFunction, UnknownDim, ceildiv, dim_max, substitute, symbol, symbols_of
+from ir.dims import Dim, DimExpr, DimFunction, UnknownDim, apply_function, ceildiv, dim_max, substitute, symbol, symbols_of
 from ir.inference import plain_symbol
 from ir.inputs import choose_sizes
+from ir.signature import constraint_holds
+from ir.types import MemRefType
 
 ALIGNMENT = 64
 """Bytes; what every buffer begins at a multiple of."""
 
 _EXAMPLES = (128, 96, 160, 64, 256, 32, 512, 16, 8, 4, 2, 1, 1024, 2048, 4096, 0)
+_SPREAD = (128, 1, 1024, 16)
+_MOST_EXAMPLES = 16
 _MOST_WAYS = 32
 
 
@@ -28,21 +32,20 @@ class Sizes:
     def __init__(self, graph: Graph) -> None:
         self._ways = _substitutions(graph)
         self._known: dict[tuple[Dim, Dim], bool] = {}
-        self._values: dict[Dim, int] = {}
-        self._example: dict[str, int] = {}
-        with contextlib.suppress(GraphError):  # no examples meet the conditions; they only guide the choice between right plans
-            self._example = choose_sizes(graph, sizes=_EXAMPLES)
+        self._examples = _examples(graph)
         self._multiples = _multiples(graph)
 
-    def example(self, dim: Dim) -> int:
-        """The value of an expression for example sizes."""
+    def examples(self, dim: Dim) -> tuple[int, ...]:
+        """The values of an expression for some sizes that the graph may have, different ones."""
         if isinstance(dim, int):
-            return dim
-        if dim not in self._values:
-            value = substitute(dim, {n: self._example.get(n, _EXAMPLES[0]) for n in symbols_of(dim)})
-            assert isinstance(value, int)
-            self._values[dim] = value
-        return self._values[dim]
+            return (dim,) * len(self._examples)
+        assert isinstance(dim, DimExpr)
+        return tuple(_value(dim, example) for example in self._examples)
+
+    @property
+    def example(self) -> dict[str, int]:
+        """Some sizes that the graph may have: those for which figures are told."""
+        return self._examples[0]
 
     def at_most(self, a: Dim, b: Dim) -> bool:
         """Whether ``a <= b`` for all sizes that the graph may have."""
@@ -66,8 +69,20 @@ class Sizes:
         if extreme is not None:
             answers = (self.at_most(a, _replace(b, extreme, x)) for x in extreme.args)
             return any(answers) if extreme.kind == "max" else all(answers)
-        difference = b - a
-        return any(_nonnegative(substitute(difference, way)) for way in self._ways)
+        return self._is_nonnegative(b - a)
+
+    def _is_nonnegative(self, difference: Dim) -> bool:
+        if any(_nonnegative(substitute(difference, way) if way else difference) for way in self._ways):
+            return True
+        for atom, coefficient in _roundings(difference):
+            rounded = ALIGNMENT * DimExpr((((atom,), 1),))
+            if coefficient < 0:  # rounding x up stays at most y where x is, and y is a multiple itself
+                rest = difference + rounded
+                if self._is_aligned(rest):
+                    return self._is_nonnegative(rest - atom.args[0])
+            else:
+                return self._is_nonnegative(difference - rounded + atom.args[0])
+        return False
 
     def largest(self, dims: Iterable[Dim]) -> Dim:
         """The largest of some expressions, as one of them where that is known."""
@@ -92,8 +107,44 @@ class Sizes:
         return ceildiv(size, ALIGNMENT) * ALIGNMENT
 
     def _is_aligned(self, size: Dim) -> bool:
-        multiplied = substitute(size, self._multiples)
+        if isinstance(size, int):
+            return size % ALIGNMENT == 0
+        multiplied = substitute(size, self._multiples) if self._multiples else size
         return isinstance(multiplied, DimExpr) and all(c % ALIGNMENT == 0 for _, c in multiplied.terms)
+
+
+def _examples(graph: Graph) -> list[dict[str, int]]:
+    """Sizes, small and large, that meet the conditions of a graph; never none."""
+    names: dict[str, None] = {}
+    for op in graph.walk():
+        for value in op.results:
+            if isinstance(value.type, MemRefType):
+                for dim in value.type.shape:
+                    names.update(symbols_of(dim))
+    chosen = dict.fromkeys(names, _EXAMPLES[0])
+    with contextlib.suppress(GraphError):  # no sizes meet the conditions: they only guide the choice between right plans
+        chosen |= choose_sizes(graph, sizes=_EXAMPLES)
+    found = [chosen]
+    for number in range(1, _MOST_EXAMPLES if len(chosen) > 1 else len(_SPREAD) if chosen else 1):
+        given = {n: _SPREAD[(number // len(_SPREAD) ** (at % 2) + at // 2 * number) % len(_SPREAD)] for at, n in enumerate(chosen)}
+        if given not in found and all(constraint_holds(c, given) for c in graph.constraints):
+            found.append(given)
+    return found
+
+
+def _value(dim: DimExpr, sizes: Mapping[str, int]) -> int:
+    """What an expression is for sizes of its names."""
+    total = 0
+    for monomial, coefficient in dim.terms:
+        for atom in monomial:
+            if isinstance(atom, str):
+                coefficient *= sizes.get(atom, _EXAMPLES[0])
+            else:
+                found = apply_function(atom.kind, *(_value(a, sizes) if isinstance(a, DimExpr) else a for a in atom.args))
+                assert isinstance(found, int)
+                coefficient *= found
+        total += coefficient
+    return total
 
 
 def _nonnegative(dim: Dim) -> bool:
@@ -110,6 +161,16 @@ def _is_nonnegative_atom(atom: str | DimFunction) -> bool:
         return isinstance(divisor, int) and divisor > 0 and (atom.kind == "mod" or _nonnegative(atom.args[0]))
     found = map(_nonnegative, atom.args)
     return any(found) if atom.kind == "max" else all(found)
+
+
+def _roundings(dim: Dim) -> list[tuple[DimFunction, int]]:
+    """Terms that are multiples of something rounded up to ``ALIGNMENT``, with their factors, the negative ones first."""
+    found = []
+    for monomial, coefficient in dim.terms if isinstance(dim, DimExpr) else ():
+        atom = monomial[0] if len(monomial) == 1 else None
+        if isinstance(atom, DimFunction) and atom.kind == "ceildiv" and atom.args[1] == ALIGNMENT and coefficient % ALIGNMENT == 0:
+            found.append((atom, coefficient))
+    return sorted(found, key=lambda f: f[1] > 0)
 
 
 def _extremes(dim: Dim) -> Iterator[DimFunction]:

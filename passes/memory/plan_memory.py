@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from dialects.memref import view
 from ir.builder import Builder
 from ir.core import Graph, Module, Operation
-from ir.dims import Dim
+from ir.dims import Dim, symbols_of
 from ir.layout import LAYOUT
 from ir.opdef import REGISTRY
 from ir.rewriter import replace_op
@@ -16,7 +16,7 @@ from ir.types import MemRefType, u8
 from passes.infra.base import Pass, PassContext
 from passes.memory._inplace import TakingOver
 from passes.memory._lifetimes import Buffer, Lifetimes
-from passes.memory._packing import Block, pack
+from passes.memory._packing import Block, Packing, pack
 from passes.memory._sizes import Sizes
 
 
@@ -46,14 +46,16 @@ class PlanMemory(Pass):
     A buffer is needed from the first operation of the top level that touches it (or a reshape of it, or does so inside its
     regions) to the last one.  Offsets are multiples of 64.  Sizes may be symbolic: two buffers that are needed together lie
     apart for all sizes that the graph may have, by comparison of polynomials of named dimensions, which are 0 or more
-    (``where`` says more).  Several orders of placing are tried; which plan is best is judged by example sizes.
+    (``where`` says more).  Several orders of placing are tried; which plan is best is judged by example sizes, at the worst
+    of them.
 
     A nest's output takes over the memory of an input that nothing needs afterwards when both have the same size and it is
     proved that every element is read before its place is written (``inplace=false`` leaves that out).
 
     Left alone are buffers inside of regions, those that become a result of the graph (taken out by ``memref.to_tensor``,
     only returned, not written afterwards: they are the result's own memory), what leaves by other ways than reading and
-    writing, and arenas.  ``--statistics`` tells how large the arena is, and how large it would be without sharing.
+    writing, and arenas.  ``--statistics`` tells how large the arena is, the most bytes that are needed at once, and how
+    large it would be without sharing.
     """
 
     inplace: bool = True
@@ -77,7 +79,7 @@ def _plan(graph: Graph, context: PassContext, inplace: bool) -> bool:
     blocks = _blocks(lifetimes) if inplace else [Block([b]) for b in lifetimes.buffers]
     sizes = Sizes(graph)
     packing = pack(blocks, sizes)
-    _report(context, packing.total, lifetimes.buffers, len(lifetimes.buffers) - len(blocks), sizes)
+    _report(context, packing, lifetimes.buffers, len(lifetimes.buffers) - len(blocks), sizes)
     _rewrite(graph, {b: packing.offsets[block] for block in blocks for b in block.buffers}, packing.total)
     return True
 
@@ -101,13 +103,16 @@ def _blocks(lifetimes: Lifetimes) -> list[Block]:
     return blocks
 
 
-def _report(context: PassContext, total: Dim, buffers: list[Buffer], joined: int, sizes: Sizes) -> None:
+def _report(context: PassContext, packing: Packing, buffers: list[Buffer], joined: int, sizes: Sizes) -> None:
+    """Tells the figures for example sizes, and what they are for any."""
     alone: Dim = sum((sizes.aligned(b.size) for b in buffers), 0)
-    if isinstance(total, int) and isinstance(alone, int):
-        context.count("bytes in the arena", total)
-        context.count("bytes without sharing", alone)
-    else:
-        context.count(f"arena of {total} bytes ({alone} without sharing)")
+    figures = {"bytes in the arena": packing.total, "bytes needed at once": packing.bound, "bytes without sharing": alone}
+    for name, dim in figures.items():
+        if isinstance(dim, int):
+            context.count(name, dim)
+        else:
+            at = ", ".join(f"{n}={sizes.example[n]}" for n in symbols_of(dim))
+            context.count(f"{name} ({dim}), for {at}", sizes.examples(dim)[0])
     context.count("buffers in the arena", len(buffers))
     context.count("buffers that took over the memory of an input", joined)
 

@@ -419,7 +419,8 @@ def test_statistics() -> None:
     assert record.statistics["buffers that took over the memory of an input"] == 1
     symbolic = load(program(body.replace("8]", "16]").replace("j < 8", "j < 16"), shape="f32[B, 16]", parameter="f32[B, 16]"))
     (record,) = apply(symbolic, "plan-memory").records
-    assert record.statistics["arena of 64*B bytes (128*B without sharing)"] == 1
+    assert record.statistics["bytes in the arena (64*B), for B=128"] == record.statistics["bytes needed at once (64*B), for B=128"] == 64 * 128
+    assert record.statistics["bytes without sharing (128*B), for B=128"] == 128 * 128
 
 
 MODEL = """
