@@ -24,15 +24,20 @@ def _ldexp(x: Operand, n: Operand) -> Operand:
     return broadcast(x.dtype, ("x", x), ("n", n))
 
 
+def _exp(x: Operand, *, decaying: bool) -> Operand:
+    return same(x)
+
+
 def _to_bool(x: Operand) -> Operand:
     return with_dtype(x, boolean)
 
 
-@op(infer=same, dialect="math", elementwise=True)
-def exp(x: FloatScalar) -> Any:
+@op(infer=_exp, dialect="math", elementwise=True)
+def exp(x: FloatScalar, *, decaying: bool = False) -> Any:
     """e to the power of x.
 
     exp(-inf) is 0, exp(inf) is inf, NaN stays NaN.  Results that overflow are inf, small ones are denormal before they are 0.
+    ``decaying`` promises that x is at most 0 or NaN; what is made of it then takes less time, and is wrong for x above 60.
 
     Example::
 
@@ -294,6 +299,25 @@ def gelu(x: FloatScalar) -> Any:
         }
     """
     return np.where(np.isneginf(x), -0.0, x * _special.normcdf(np.asarray(x)))
+
+
+@op(infer=same, dialect="math", elementwise=True)
+def gelu_tanh(x: FloatScalar) -> Any:
+    """x * sigmoid(2 * sqrt(2/pi) * (x + 0.044715 * x^3)), which is gelu with tanh in the place of erf, rounded once.
+
+    gelu_tanh(-0) is -0, gelu_tanh(-inf) is -0 (the limit), gelu_tanh(inf) is inf, NaN stays NaN.
+
+    Example::
+
+        graph @example(%A: memref<f32[S]>, %C: memref<f32[S]>) {
+          linalg.generic(i < S, %a = %A[i], %c = %C[i]) {
+            %r = math.gelu_tanh(%a) : f32
+            yield %r
+          }
+          return
+        }
+    """
+    return _special.gelu_tanh(x)
 
 
 @op(infer=same, dialect="math", elementwise=True)

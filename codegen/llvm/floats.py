@@ -162,6 +162,7 @@ def _lane_by_lane(w: Writer, function: str, args: list[str], elements: list[str]
 _OWN = {
     "math.normcdf": helpers.normal_distribution,
     "math.gelu": helpers.gelu,
+    "math.gelu_tanh": helpers.gelu_tanh,
     "math.sigmoid": helpers.sigmoid,
     "math.silu": helpers.silu,
 }

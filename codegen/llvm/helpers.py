@@ -92,6 +92,21 @@ entry:
 }}
 """
 
+_GELU_TANH = """define internal double @{name}.gelu_tanh(double %x) #0 {{
+entry:
+  %cubic = fmul double %x, 0x3FA6E4E26D4801F7
+  %fourth = fmul double %cubic, %x
+  %third = fmul double %fourth, %x
+  %sum = fadd double %x, %third
+  %argument = fmul double %sum, 0x3FF9884533D43651
+  %share = call double @{name}.sigmoid(double %argument)
+  %low = fcmp olt double %x, -50.0
+  %finite = select i1 %low, double -50.0, double %x
+  %result = fmul double %finite, %share
+  ret double %result
+}}
+"""
+
 RUNTIME = """define internal void @{name}.fail(ptr %state, i64 %site, i64 %first, i64 %second) #1 {{
 entry:
   %site32 = trunc i64 %site to i32
@@ -179,6 +194,13 @@ def gelu(unit: Unit) -> str:
     normal_distribution(unit)
     unit.definitions.setdefault("gelu", _GELU.format(name=unit.name))
     return f"@{unit.name}.gelu"
+
+
+def gelu_tanh(unit: Unit) -> str:
+    """The name of a function for ``math.gelu_tanh`` in double."""
+    sigmoid(unit)
+    unit.definitions.setdefault("gelu_tanh", _GELU_TANH.format(name=unit.name))
+    return f"@{unit.name}.gelu_tanh"
 
 
 def sigmoid(unit: Unit) -> str:

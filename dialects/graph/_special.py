@@ -53,6 +53,7 @@ _INV_SQRT_PI = 5.6418958354775628695e-1
 _SMALL = 0.46875
 _UNDERFLOW = 30.0  # erfc is 0 in float64 from about 27.3 on
 _SILU_UNDERFLOW = -1500.0  # silu is -0 in float64 below about -752
+_GELU_TANH_UNDERFLOW = -50.0  # it is -0 in float64 below about -21.4
 _NORMAL_UNDERFLOW = 40.0  # normcdf is 0 in float64 below about -38.6
 
 
@@ -144,6 +145,12 @@ def silu(x: NDArray[Any]) -> NDArray[Any]:
     root = np.exp(-0.5 * np.abs(x))
     finite = np.maximum(x, _SILU_UNDERFLOW)  # -inf * 0 would be NaN
     return np.where(x >= 0, x, finite * root * root) / (1.0 + root * root)  # type: ignore[no-any-return]
+
+
+def gelu_tanh(x: NDArray[Any]) -> NDArray[Any]:
+    """x * sigmoid(2 * sqrt(2/pi) * (x + 0.044715 * x^3)), with the limit -0 at -inf."""
+    finite = np.maximum(x, _GELU_TANH_UNDERFLOW)
+    return finite * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x))  # type: ignore[no-any-return]
 
 
 def ieee_maximum(x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:

@@ -166,7 +166,7 @@ def gelu(x: Float, *, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     """
     if approximate == "none":
         return _times_gate(x, 0.5 * erfc(-x * math.sqrt(0.5)))
-    return _times_gate(x, _special.sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+    return _special.gelu_tanh(x)
 
 
 @op(infer=_same, elementwise=True, composite=True)

@@ -27,12 +27,28 @@ TANH = (-0.33333060145378113, 0.13314810395240784, -0.05036460980772972)
 """(tanh(x) - x) / x**3 in x**2 for abs(x) <= 0.3, so that tanh(x) is within 1.3e-8."""
 
 
-def exp(kit: Kit, x: Value) -> Value:
-    """Limits first: what is beyond them overflows or is 0 anyway."""
-    limited = kit.at_most(kit.at_least(x, -104.0, "exp_low"), 89.0, "exp_high")
-    n, bits = kit.rounded_multiple(limited, kit.f(LOG2_E, "log2_e"), 254)
-    r = fma(n, kit.f(-LN2_LOW, "ln2_low_neg"), fma(n, kit.f(-LN2_HIGH, "ln2_neg"), limited))
+def exp(kit: Kit, x: Value, *, decaying: bool = False) -> Value:
+    """Limits first: what is beyond them overflows or is 0 anyway.
+
+    For x <= 0 one power of two is enough, as it can be made 2**40 times too large.
+    """
+    limited = kit.at_least(x, -104.0, "exp_low")
+    if decaying:
+        return mulf(shifted_exp(kit, limited, 40), kit.f(2.0**-40, "two_40_inverse"))  # type: ignore[no-any-return]
+    r, bits = _reduced(kit, kit.at_most(limited, 89.0, "exp_high"), 254)
     return kit.scaled(kit.polynomial(r, EXP, "exp"), bits)
+
+
+def shifted_exp(kit: Kit, x: Value, shift: int) -> Value:
+    """2**shift * exp(x) where that is no denormal and does not overflow."""
+    r, bits = _reduced(kit, x, 127 + shift)
+    return mulf(kit.polynomial(r, EXP, "exp"), kit.power_of_two(bits))  # type: ignore[no-any-return]
+
+
+def _reduced(kit: Kit, x: Value, bias: int) -> tuple[Value, Value]:
+    """x - n ln(2), and an integer whose low 9 bits are those of n + bias."""
+    n, bits = kit.rounded_multiple(x, kit.f(LOG2_E, "log2_e"), bias)
+    return fma(n, kit.f(-LN2_LOW, "ln2_low_neg"), fma(n, kit.f(-LN2_HIGH, "ln2_neg"), x)), bits
 
 
 def expm1(kit: Kit, x: Value) -> Value:

@@ -1,51 +1,70 @@
-"""sigmoid and silu of f32, and the product with a gate that silu is made of."""
+"""sigmoid and silu of f32, and gelu by tanh, which is silu but for the argument of the exponential.
+
+All three are a / (1 + exp(-z)) for either sign of z.  To keep exp(-z) from overflowing where the result is no zero yet, both terms
+of the denominator are made 2**64 times smaller, and the quotient is so much too large.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import math
 
 from dialects.arith.comparison import cmpf, select
 from dialects.arith.floats import addf, divf, mulf, negf, subf
-from dialects.math import absf, fma
+from dialects.math import fma
 from ir.core import Value
-from passes.vector._exponential import exp
+from passes.vector._exponential import shifted_exp
 from passes.vector._kit import Kit
+from passes.vector._power import EXP2
 
-SHIFT, SHIFT_FACTOR = 39.79400634765625, 5.220145767100658e-18
-"""A multiple of 2**-17, so that numbers of f32 from 64 to 128 can be reduced by it exactly, and exp(-SHIFT) within 1.4e-14."""
-FAR = 64.0
-"""From where 1 + exp(-(size - SHIFT)) is 1 in f32."""
+SHIFT = -64
+HIGHEST = 43.0
+"""From where 1 + exp(-x) is 1; exp(-HIGHEST) * 2**SHIFT is no denormal yet."""
 LOWEST = -127.0
-"""Where silu is -0 in f32 in any case."""
+"""Where silu is -0 and sigmoid 0 in any case; exp(-LOWEST) * 2**SHIFT does not overflow."""
 
-Number = Callable[[float, str], Value]
-"""Makes a constant of f32; the text is a name for readers."""
+SLOPE = 2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e)
+"""With CUBIC: gelu by tanh is x / (1 + 2**(-x * (SLOPE + CUBIC * x**2)))."""
+CUBIC = 0.044715 * SLOPE
+SLOPE_HIGH, CUBIC_HIGH = 2357.0 / 1024.0, 0.10294324159622192
+"""Near them: so few digits that differences from it are exact, and the nearest float."""
+TANH_HIGHEST, TANH_LOWEST = 6.0, -11.0
+"""The same limits for gelu by tanh."""
 
 
 def sigmoid(kit: Kit, x: Value) -> Value:
-    """1 / (1 + e) for x >= 0, e / (1 + e) below, with e = exp(-abs(x)), which never overflows."""
-    one, small = kit.f(1.0, "one"), exp(kit, negf(absf(x)))
-    above = cmpf(x, kit.f(0.0, "zero"), predicate="ge")
-    return divf(select(above, one, small), addf(one, small))  # type: ignore[no-any-return]
+    """The numerator is 2**SHIFT, so that a denormal result is rounded once."""
+    limited = kit.at_most(kit.at_least(x, LOWEST, "gate_low"), HIGHEST, "gate_high")
+    small = kit.f(2.0**SHIFT, "gate_shift")
+    return divf(small, addf(shifted_exp(kit, negf(limited), SHIFT), small))  # type: ignore[no-any-return]
 
 
 def silu(kit: Kit, x: Value) -> Value:
-    """x with the gate of x; limited first, for -inf * 0 would be NaN."""
-    finite = kit.at_least(x, LOWEST, "silu_low")
-    return gated(finite, absf(finite), kit.f, partial(exp, kit))
+    """x / (1 + exp(-x)); x is limited first, for -inf / inf would be NaN."""
+    finite = kit.at_least(x, LOWEST, "gate_low")
+    return _gated(kit, finite, shifted_exp(kit, negf(kit.at_most(finite, HIGHEST, "gate_high")), SHIFT), HIGHEST, "gate_high")
 
 
-def gated(x: Value, size: Value, number: Number, exponential: Callable[[Value], Value], lost: Value | None = None) -> Value:
-    """x / (1 + exp(-size)) for x >= 0, x * exp(-size) / (1 + exp(-size)) below, of f32; ``lost`` belongs to size.
+def gelu_tanh(kit: Kit, x: Value) -> Value:
+    """x / (1 + 2**(-x * slope)).
 
-    The exponential can be denormal where x times it is not, so from FAR on it is taken of a smaller size; the factor that makes
-    up for it comes last.
+    The power makes the absolute error of the exponent, up to 160, a relative one.  So the slope is kept in two parts; what it loses
+    is known exactly, as a difference from SLOPE_HIGH is, and what its square loses by a fused multiply-add.
     """
-    one, zero = number(1.0, "one"), number(0.0, "zero")
-    far = cmpf(size, number(FAR, "gate_far"), predicate="ge")
-    small = exponential(subf(select(far, number(SHIFT, "gate_shift"), zero), size))
-    if lost is not None:
-        small = fma(small, negf(lost), small)
-    below = mulf(mulf(x, small), select(far, number(SHIFT_FACTOR, "gate_factor"), one))
-    return divf(select(cmpf(x, zero, predicate="ge"), x, below), addf(one, small))  # type: ignore[no-any-return]
+    finite = kit.at_least(x, TANH_LOWEST, "gelu_tanh_low")
+    s = kit.at_most(finite, TANH_HIGHEST, "gelu_tanh_high")
+    cubic, start = kit.f(-CUBIC_HIGH, "gelu_tanh_cubic"), kit.f(-SLOPE_HIGH, "gelu_tanh_slope")
+    square = mulf(s, s)
+    slope = fma(square, cubic, start)
+    lost = fma(fma(s, s, negf(square)), cubic, fma(square, cubic, subf(start, slope)))
+    lost = addf(lost, fma(square, kit.f(CUBIC_HIGH - CUBIC, "gelu_tanh_cubic_low"), kit.f(SLOPE_HIGH - SLOPE, "gelu_tanh_slope_low")))
+    n, bits = kit.rounded_multiple(s, slope, 127 + SHIFT)
+    r = fma(s, lost, fma(s, slope, negf(n)))
+    power = mulf(kit.polynomial(r, EXP2, "exp2_"), kit.power_of_two(bits))
+    return _gated(kit, finite, power, TANH_HIGHEST, "gelu_tanh_high")
+
+
+def _gated(kit: Kit, x: Value, power: Value, highest: float, name: str) -> Value:
+    """x / (1 + power / 2**SHIFT) for x up to ``highest``, x above."""
+    small = kit.f(2.0**SHIFT, "gate_shift")
+    gated = mulf(divf(x, addf(power, small)), small)
+    return select(cmpf(x, kit.f(highest, name), predicate="gt"), x, gated)  # type: ignore[no-any-return]

@@ -15,13 +15,14 @@ from ir.types import ScalarType, VectorType, bf16, f16, f32
 from passes.infra.base import Pass, PassContext
 from passes.vector._error import erf, erfc, gelu, normcdf
 from passes.vector._exponential import exp, expm1, tanh
-from passes.vector._gate import sigmoid, silu
+from passes.vector._gate import gelu_tanh, sigmoid, silu
 from passes.vector._kit import Kit, with_dtype
 from passes.vector._logarithm import log, log1p, rsqrt
 from passes.vector._power import powf
 
 EXPANSIONS: dict[str, Callable[..., Value]] = {
-    f"math.{function.__name__}": function for function in (exp, expm1, tanh, sigmoid, silu, erf, erfc, normcdf, gelu, log, log1p, rsqrt, powf)
+    f"math.{function.__name__}": function
+    for function in (exp, expm1, tanh, sigmoid, silu, erf, erfc, normcdf, gelu, gelu_tanh, log, log1p, rsqrt, powf)
 }
 """By full name of the operation: what builds it from simpler ones, for f32."""
 
@@ -40,12 +41,12 @@ class ExpandMath(Pass):
         %y.sqrt = math.sqrt(%x) : vector<f32[16]>
         %y = arith.divf(%one, %y.sqrt) : vector<f32[16]>
 
-    exp, expm1, tanh, sigmoid, silu, erf, erfc, normcdf, gelu, log, log1p, rsqrt and powf become straight code of arithmetic that
-    rounds once (with fused multiply-adds), comparisons, choices and shifts: no calls, no tables, no branches.  So a vector is
-    computed at once, and an interpreter and a compiler get the same bits.  Constants are made once, at the top of the graph.
+    exp, expm1, tanh, sigmoid, silu, erf, erfc, normcdf, gelu, gelu_tanh, log, log1p, rsqrt and powf become straight code of
+    arithmetic that rounds once (with fused multiply-adds), comparisons, choices and shifts: no calls, no tables, no branches.  So a
+    vector is computed at once, and an interpreter and a compiler get the same bits.  Constants are made once, at the top of the graph.
 
     Errors in ulp over all floats, results that are denormal too: exp, log, rsqrt and powf at most 1, expm1, tanh, erf and log1p
-    at most 2, sigmoid, erfc and normcdf at most 3, silu and gelu at most 4.  Special values are those of the operations.  f16 and
+    at most 2, sigmoid, silu, gelu_tanh, erfc and normcdf at most 3, gelu at most 4.  Special values are those of the operations.  f16 and
     bf16 are computed in f32 and rounded; f64 stays.
     """
 
@@ -55,6 +56,7 @@ class ExpandMath(Pass):
     """which functions, as [exp, tanh]; all that there are when it is empty"""
 
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in self._wanted():
@@ -93,5 +95,5 @@ def _expand(op: Operation, kit: Kit) -> None:
     stored_wide = type_.dtype == f32
     with Builder.before_op(op):
         wide = [x if stored_wide else extf(x, result_type=with_dtype(x, f32)) for x in op.operands]
-        y = EXPANSIONS[op.name](kit, *wide)
+        y = EXPANSIONS[op.name](kit, *wide, **op.attributes)
         replace_op(op, [y if stored_wide else truncf(y, result_type=type_)])

@@ -52,6 +52,7 @@ class UnrollVectors(Pass):
 
     preserves: ClassVar[Literal["bits", "values"]] = "values"
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     lanes: int = 16
 
