@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ir.core import Block, Graph, Module, Operation, Region, Trivia, Value
+from ir.diagnostics import AnyLocation
 
 
-def clone_operation(op: Operation, mapping: dict[Value, Value], rename: Callable[[str], str] = lambda n: n) -> Operation:
+def clone_operation(
+    op: Operation,
+    mapping: dict[Value, Value],
+    rename: Callable[[str], str] = lambda n: n,
+    locations: Mapping[AnyLocation, AnyLocation] | None = None,
+) -> Operation:
     """A detached copy of ``op`` and its regions with operands replaced through ``mapping`` (extended with its results).
 
-    Values that ``mapping`` lacks are used as they are.  Comments are not copied.
+    Values that ``mapping`` lacks are used as they are.  ``locations`` says which ones stand for others.  Comments are not copied,
+    nor that names were derived.
     """
-    regions = []
-    for region in op.regions:
-        blocks = []
-        for block in region.blocks:
-            copy = Block()
-            for argument in block.arguments:
-                value = Value(rename(argument.name), argument.type, copy, argument.index)
-                copy.arguments.append(value)
-                mapping[argument] = value
-            blocks.append((block, copy))
-        regions.append(blocks)
-    for blocks in regions:
+    regions: list[Region] = []
+    if op.regions:
+        blocks: list[tuple[Block, Block]] = []
+        for region in op.regions:
+            copies = []
+            for block in region.blocks:
+                copy = Block()
+                for argument in block.arguments:
+                    value = Value(rename(argument.name), argument.type, copy, argument.index)
+                    copy.arguments.append(value)
+                    mapping[argument] = value
+                copies.append(copy)
+                blocks.append((block, copy))
+            regions.append(Region(copies))
         for block, copy in blocks:
             for inner in block:
-                copy.append(clone_operation(inner, mapping, rename))
+                copy.append(clone_operation(inner, mapping, rename, locations))
+    get = mapping.get
+    loc = op.loc
+    if locations is not None and loc is not None:
+        loc = locations.get(loc, loc)
+    results = op.results
     clone = Operation(
         op.definition,
-        [mapping.get(v, v) for v in op.operands],
+        [get(u.value, u.value) for u in op.operand_uses],
         op.attributes,
-        [Region([copy for _, copy in blocks]) for blocks in regions],
-        [r.type for r in op.results],
-        [rename(r.name) for r in op.results],
-        op.loc,
+        regions,
+        [r.type for r in results],
+        [rename(r.name) for r in results],
+        loc,
     )
-    for old, new in zip(op.results, clone.results, strict=True):
+    for old, new in zip(results, clone.results, strict=True):
         mapping[old] = new
     return clone
 

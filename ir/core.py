@@ -46,11 +46,16 @@ class Use:
     def __init__(self, value: Value, owner: Operation, index: int) -> None:
         self.owner = owner
         self.index = index
-        self._link(value)
+        self.value = value  # as _link does; written out, since programs have many uses
+        self.prev: Use | None = None
+        following = self.next = value.first_use
+        if following is not None:
+            following.prev = self
+        value.first_use = self
 
     def _link(self, value: Value) -> None:
         self.value = value
-        self.prev: Use | None = None
+        self.prev = None
         self.next = value.first_use
         if self.next is not None:
             self.next.prev = self
@@ -159,9 +164,7 @@ class Operation:
     ) -> None:
         self.definition = definition
         self.operand_uses = [Use(v, self, i) for i, v in enumerate(operands)]
-        self.results = tuple(
-            Value(result_names[i] if i < len(result_names) else "", t, self, i) for i, t in enumerate(result_types)
-        )
+        self.results = _make_results(self, result_types, result_names) if result_types else ()
         self.attributes: dict[str, Attribute] = dict(attributes) if attributes else EMPTY  # type: ignore[assignment]
         self.regions = tuple(regions)
         for region in self.regions:
@@ -221,12 +224,21 @@ class Operation:
         self.attributes[name] = value
 
     def walk(self) -> Iterator[Operation]:
-        """This operation and all inside its regions, in order."""
+        """This operation and all inside its regions, in order; those of a block may be erased and inserted meanwhile."""
         yield self
-        for region in self.regions:
-            for block in region.blocks:
-                for op in block:
-                    yield from op.walk()
+        if not self.regions:
+            return
+        around: list[tuple[Block, Operation | None]] = [(b, None) for b in _blocks_backwards(self)]
+        while around:
+            block, last = around.pop()
+            op = block.first if last is None else block._behind(last)
+            while op is not None:
+                yield op
+                if op.regions:
+                    around.append((block, op))
+                    around += [(b, None) for b in _blocks_backwards(op)]
+                    break
+                op = block._behind(op)
 
     def remove(self) -> None:
         """Takes the operation out of its block; it may be inserted again."""
@@ -252,6 +264,18 @@ class Operation:
             for use in op.operand_uses:
                 use._unlink()
             op.operand_uses = []
+
+
+def _make_results(op: Operation, types: Sequence[Type], names: Sequence[str]) -> tuple[Value, ...]:
+    named = len(names)
+    if len(types) == 1:
+        return (Value(names[0] if named else "", types[0], op, 0),)
+    return tuple([Value(names[i] if i < named else "", t, op, i) for i, t in enumerate(types)])
+
+
+def _blocks_backwards(op: Operation) -> list[Block]:
+    return [block for region in reversed(op.regions) for block in reversed(region.blocks)]
+
 
 def _hand_over_comments(op: Operation) -> None:
     assert op.trivia is not None and op.block is not None
@@ -288,10 +312,14 @@ class Block:
         op = self.first
         while op is not None:
             yield op
-            following = op.next
-            while following is not None and following.block is not self:  # erased meanwhile
-                following = following.next
-            op = following
+            op = self._behind(op)
+
+    def _behind(self, op: Operation) -> Operation | None:
+        """The operation behind one that is in the block or was erased from it."""
+        following = op.next
+        while following is not None and following.block is not self:  # erased meanwhile
+            following = following.next
+        return following
 
     def __reversed__(self) -> Iterator[Operation]:
         op = self.last
