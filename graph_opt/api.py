@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import dialects
 from graph_opt.binding import Sources, at_location, bind_constants, bind_files
+from graph_opt.collector import fewer_collections
 from graph_opt.executable import DeferredExecutable, Executable, ReferenceExecutable
 from graph_opt.levels import level_of
 from ir.clone import clone_module
@@ -133,8 +134,9 @@ def make_executable(
     def make(module: Module) -> Executable:
         from graph_opt.native import compile_native
 
-        PassManager(passes, watch or Instrumentation(), sources).run(module)
-        return compile_native(module, module.graphs[entry.name], sources, threads)
+        with fewer_collections():
+            PassManager(passes, watch or Instrumentation(), sources, fold_twins=True).run(module)
+            return compile_native(module, module.graphs[entry.name], sources, threads)
 
     if all(is_known(p.type) for p in entry.parameters):
         return make(module)

@@ -37,12 +37,18 @@ class Pass:
     good for f32 only).  ``needs_types`` asks for inferred types before it runs; with ``keeps_types``
     all that it makes has a type that can't be known better.  A pass that runs twice changes nothing the second time,
     unless ``idempotent`` is False.
+
+    A ``local`` pass looks at the operations of a graph's own block that have regions one by one: what it makes of one
+    depends on the types of the values from outside and on how they are made, not on what else uses them, and it changes
+    nothing else.  New operations that belong to a nest stand beside it; pure ones may also stand behind what they use.  So nests
+    that are alike become alike, and the pass runs on one of them (:mod:`passes.infra.twins`).
     """
 
     preserves: ClassVar[Literal["bits", "values", "approximate"]] = "bits"
     needs_types: ClassVar[bool] = True
     keeps_types: ClassVar[bool] = False
     idempotent: ClassVar[bool] = True
+    local: ClassVar[bool] = False
 
     def run(self, module: Module, context: PassContext) -> bool:
         """Rewrites the module in place; returns whether anything changed."""

@@ -15,6 +15,7 @@ from ir.printer import print_module
 from ir.verifier import verify_module
 from passes.infra.base import Pass, PassContext
 from passes.infra.pipeline import format_pass, pass_name
+from passes.infra.twins import Folding, fold
 
 if TYPE_CHECKING:
     from ir.weights import WeightSource
@@ -64,13 +65,19 @@ class PassRecord:
 
 @dataclass
 class PassManager:
-    """Runs passes in order.  ``records`` tells afterwards what each took and did."""
+    """Runs passes in order.  ``records`` tells afterwards what each took and did.
+
+    With ``fold_twins`` local passes work on one nest of every kind (:mod:`passes.infra.twins`), which is quicker for deep
+    models; names inside of the other nests may come out differently, and statistics count what was worked on.
+    """
 
     passes: Sequence[Pass]
     instrumentation: Instrumentation = field(default_factory=Instrumentation)
     sources: Mapping[str, WeightSource] = field(default_factory=dict)
     records: list[PassRecord] = field(default_factory=list)
+    fold_twins: bool = False
     _generated: dict[Any, WeightSource] = field(default_factory=dict)
+    _folding: Folding | None = None
 
     def run(self, module: Module) -> bool:
         """Rewrites the module in place; returns whether anything changed.
@@ -80,14 +87,33 @@ class PassManager:
         verify_module(module, sources=self.sources)
         changed = False
         typed = False
-        for pass_ in self.passes:
+        folds = self._marks_folds()
+        for pass_, folded in zip(self.passes, folds, strict=True):
+            self._fold(module, folded)
             if pass_.needs_types and not typed:
                 infer_module(module, self.sources)
                 typed = True
             did = self._run_one(pass_, module)
             changed |= did
             typed = typed and (not did or pass_.keeps_types)  # what a pass did may let more be inferred
+        self._fold(module, False)
         return changed
+
+    def _marks_folds(self) -> list[bool]:
+        """For every pass whether it sees one nest of every kind only: it is one of two local passes or more that follow each other."""
+        watch = self.instrumentation
+        watched = watch.print_before or watch.print_after or watch.print_before_changed or watch.print_after_changed
+        if not self.fold_twins or watched or watch.verify_each or watch.verify_exec:
+            return [False] * len(self.passes)
+        local = [False, *(p.local for p in self.passes), False]
+        return [here and (before or after) for before, here, after in zip(local, local[1:], local[2:], strict=False)]
+
+    def _fold(self, module: Module, folded: bool) -> None:
+        if folded and self._folding is None:
+            self._folding = fold(module) or Folding()
+        elif not folded and self._folding is not None:
+            self._folding.unfold()
+            self._folding = None
 
     def _run_one(self, pass_: Pass, module: Module) -> bool:
         watch = self.instrumentation
@@ -104,6 +130,9 @@ class PassManager:
         except GraphError:
             raise
         except Exception as error:
+            if self._folding is not None:
+                self._folding.abandon()
+                self._folding = None
             raise PassFault(text, f"failed: {type(error).__name__}: {error}", before or print_module(module)) from error
         record = PassRecord(text, time.perf_counter() - start, changed, context.statistics)
         self.records.append(record)

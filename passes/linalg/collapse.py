@@ -47,6 +47,7 @@ class Collapse(Pass):
     """
 
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False

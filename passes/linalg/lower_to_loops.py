@@ -68,6 +68,7 @@ class LowerToLoops(Pass):
     """
 
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False

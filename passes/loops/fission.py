@@ -86,6 +86,7 @@ class Fission(Pass):
     suffix: str = ".e"
 
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.loops:

@@ -97,6 +97,7 @@ class Peel(Pass):
     """smaller tiles for what is left over"""
 
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if any(s < 1 for s in self.sizes):

@@ -46,6 +46,7 @@ class Prefetch(Pass):
     """rounds from a hint to the load that it is for"""
 
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.ahead < 1:

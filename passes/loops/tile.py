@@ -82,6 +82,7 @@ class Tile(Pass):
     """the most rounds of a tile together with the tiles around it; 0 for no limit"""
 
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.size or min(self.size) < 1:

@@ -63,6 +63,7 @@ class Vectorize(Pass):
     """
 
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     loops: tuple[str, ...] = ("m", "n")
     limit: int = 1024

@@ -49,6 +49,7 @@ class WidenSums(Pass):
 
     preserves: ClassVar[Literal["bits", "values", "approximate"]] = "values"
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         widened = 0

@@ -1,0 +1,39 @@
+"""Python's search for unreachable cycles, less often while a program is compiled.
+
+Operations, values and uses refer to each other, so a program is one large cycle that is alive.  Python looks through all young
+objects after every 700 new ones, and through all objects time and again, and finds next to nothing: a fifth of the time of a
+compilation.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+OFTEN = 200_000
+"""New objects after which Python looks, meanwhile: some 20 MB of them."""
+
+_lock = threading.Lock()
+_inside = 0
+_before = (0, 0, 0)
+
+
+@contextmanager
+def fewer_collections() -> Iterator[None]:
+    """Raises the first threshold of :mod:`gc` until the last thread that is inside has left; one that is higher, or 0, stays."""
+    global _inside, _before
+    with _lock:
+        if _inside == 0:
+            _before = gc.get_threshold()
+            if 0 < _before[0] < OFTEN:
+                gc.set_threshold(OFTEN, *_before[1:])
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0 and gc.get_threshold() == (OFTEN, *_before[1:]):  # nobody has changed it
+                gc.set_threshold(*_before)

@@ -1,0 +1,199 @@
+"""Folding: what passes make of one nest of every kind, copied, is what they make of all of them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pass_checks import load
+
+from ir.clone import clone_module, clone_operation
+from ir.core import Graph, Module, Operation, Value
+from ir.dims import Dim
+from ir.inference import infer_module
+from ir.printer import print_module
+from ir.structure import structure_of
+from ir.types import MemRefType
+from ir.verifier import verify_module
+from passes.infra.manager import Instrumentation, PassManager
+from passes.infra.pipeline import format_pass
+from passes.infra.registry import find_pass, pass_files
+from passes.infra.twins import FENCE, fold
+from passes.pipelines import load_pipeline
+from tests.generators import random_module
+
+NAME = re.compile(r'%"(?:[^"\\]|\\.)*"|%[A-Za-z0-9_.]+')
+
+
+def without_names(module: Module) -> str:
+    """The text with values numbered in the order in which they appear, and dimensions in the place of buffers that have them."""
+    numbers: dict[str, str] = {}
+    sizes = (str(dimension(op)) for op in module.walk() if op.name == "memref.dim")
+    text = re.sub(r"memref\.dim\(.*?\)", lambda match: f"dim({next(sizes)})", print_module(module))
+    return NAME.sub(lambda match: numbers.setdefault(match.group(), f"%v{len(numbers)}"), text)
+
+
+def dimension(op: Operation) -> Dim:
+    type_, axis = op.operands[0].type, op.attribute("axis")
+    assert isinstance(type_, MemRefType) and isinstance(axis, int)
+    return type_.shape[axis]
+
+
+def both_ways(module: Module, pipeline: str) -> tuple[Module, PassManager]:
+    """Runs a pipeline with and without folding, and compares."""
+    plain, folded = clone_module(module), clone_module(module)
+    PassManager(load_pipeline(pipeline)).run(plain)
+    manager = PassManager(load_pipeline(pipeline), fold_twins=True)
+    manager.run(folded)
+    verify_module(folded)
+    assert without_names(folded) == without_names(plain)
+    return folded, manager
+
+
+LAYERS = """
+graph @layer(%x: f32[B, S, 64], %w: f32[64, 64], %b: f32[64], %n: f32[64]) -> f32[B, S, 64] {
+  %l = linear(%x, %w, bias=%b)
+  %g = gelu(%l)
+  %m = softmax(%g)
+  %a = add(%x, %m)
+  %y = layernorm(%a, weight=%n)
+  return %y
+}
+
+graph @main(%x: f32[B, S, 64], %w: f32[3, 64, 64], %b: f32[3, 64], %n: f32[64], %c: f32[64, 96]) -> (f32[B, S, 64], f32[B, S, 96]) {
+  %w0, %w1, %w2 = split(%w, sizes=[1, 1, 1], axis=0)
+  %v0 = squeeze(%w0, axes=[0])
+  %v1 = squeeze(%w1, axes=[0])
+  %v2 = squeeze(%w2, axes=[0])
+  %b0, %b1, %b2 = split(%b, sizes=[1, 1, 1], axis=0)
+  %c0 = squeeze(%b0, axes=[0])
+  %c1 = squeeze(%b1, axes=[0])
+  %c2 = squeeze(%b2, axes=[0])
+  %y0 = call(@layer, %x, %v0, %c0, %n)
+  %y1 = call(@layer, %y0, %v1, %c1, %n)
+  %y2 = call(@layer, %y1, %v2, %c2, %n)
+  %z = matmul(%y2, %c)
+  return %y2, %z
+}
+"""
+
+
+@pytest.mark.parametrize("end", ["lower-to-loops", "split-reduction", "unroll-vectors"])
+def test_layers(end):
+    passes = load_pipeline("cpu")
+    last = max(n for n, p in enumerate(passes) if format_pass(p).startswith(end))
+    both_ways(load(LAYERS), ",".join(map(format_pass, passes[: last + 1])))
+
+
+def doubled(module: Module) -> Module | None:
+    """A program that does everything twice; None for one that updates arrays."""
+    graph = module.main
+    if any(p.inout for p in graph.parameters) or any(op.definition.updates or op.name == "graph.call" for op in graph.walk()):
+        return None
+    copy = clone_module(module)
+    main = copy.graphs[graph.name]
+    results = list(main.results)
+    last = main.return_op
+    mapping: dict[Value, Value] = {}
+    for op in [o for o in main.block if not o.definition.is_terminator]:
+        main.block.insert_before(last, clone_operation(op, mapping, lambda name: f"{name}.again"))
+    last.set_operands([*results, *(mapping.get(v, v) for v in results)])
+    main.result_names += [""] * len(results)
+    main.result_types += main.result_types
+    main.bare = False
+    main.result_names = [f"r{n}" for n in range(2 * len(results))]
+    infer_module(copy)
+    return copy
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_programs_twice(seed):
+    program = doubled(random_module(seed))
+    if program is None:
+        pytest.skip("it updates arrays")
+    both_ways(program, ",".join(format_pass(p) for p in load_pipeline("cpu") if format_pass(p) != "cse"))
+
+
+def nests(graph: Graph) -> list[Operation]:
+    return [op for op in graph.block if op.regions]
+
+
+TWO = """graph @main(%A: memref<f32[8]>, %B: memref<f32[8]>) {
+  %C = memref.alloc() : memref<f32[8]>
+  // first
+  linalg.generic(i < 8, %a = %A[i], %c = %C[i]) {
+    %n = arith.negf(%a) : f32
+    %m = arith.negf(%n) : f32
+    yield %m
+  }
+  // second
+  linalg.generic(i < 8, %c2 = %C[i], %b = %B[i]) {
+    %n2 = arith.negf(%c2) : f32
+    %m2 = arith.negf(%n2) : f32
+    yield %m2
+  }
+  linalg.generic(i < 8, %c3 = %C[i], %b3 = %B[i]) {
+    %n3 = arith.negf(%c3) : f32
+    %m3 = arith.negf(%n3) : f32
+    yield %m3
+  }
+  return
+}
+"""
+
+
+def test_kinds_are_told_apart():
+    """A buffer that nothing else is has not the kind of a parameter; comments and names come back."""
+    module = load(TWO)
+    before = print_module(module)
+    folding = fold(module)
+    assert folding is not None and len(nests(module.main)) == 2
+    assert sum(op.definition is FENCE for op in module.main.block) == 3
+    folding.unfold()
+    assert print_module(module) == before
+    verify_module(module)
+
+
+def test_nothing_to_fold():
+    assert fold(load("graph @main(%x: f32[4]) -> f32[4] {\n  %y = neg(%x)\n  return %y\n}\n")) is None
+
+
+def test_same_memory_is_a_kind_of_its_own():
+    text = TWO.replace("%c3 = %C[i], %b3 = %B[i]", "%c3 = %C[i], %b3 = %C[i]")
+    module = load(text)
+    assert fold(module) is None
+
+
+def test_zeros_of_two_signs_differ():
+    def structure(number: str) -> object:
+        op = next(iter(load(f"graph @main() {{\n  %c = arith.constant({number}) : f32\n  return\n}}\n").main.block))
+        return structure_of(op, lambda v: v.type)[0]
+
+    assert structure("0.0") == structure("0.0") != structure("-0.0")
+
+
+def test_not_while_somebody_looks():
+    module = load(LAYERS)
+    texts: list[str] = []
+    watch = Instrumentation(print_after=("tile",), emit=texts.append)
+    PassManager(load_pipeline("cpu"), watch, fold_twins=True).run(module)
+    assert texts and not any("fence" in t for t in texts)
+
+
+def test_a_fault_shows_a_program(monkeypatch):
+    from passes.infra.manager import PassFault
+
+    def broken(self, module, context):
+        raise KeyError("broken")
+
+    monkeypatch.setattr(find_pass("peel"), "run", broken)
+    with pytest.raises(PassFault) as caught:
+        PassManager(load_pipeline("cpu"), fold_twins=True).run(load(LAYERS))
+    assert "fence" not in caught.value.before
+    load(caught.value.before)
+
+
+def test_local_passes_keep_types():
+    """While nests are folded nothing is inferred."""
+    for name in pass_files():
+        assert find_pass(name).keeps_types or not find_pass(name).local, name
