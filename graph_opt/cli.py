@@ -2,6 +2,7 @@
 
     graph-opt FILE --pipeline P      read a program, run passes, print it
     graph-opt run FILE               run a program on arrays
+    graph-opt bench FILE             measure a program on this machine
     graph-opt list ops|passes        what there is
     graph-opt explain NAME           the reference page of an operation or a pass
 
@@ -16,12 +17,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = ("run", "list", "explain")
+_COMMANDS = ("run", "bench", "list", "explain")
 
 _EPILOG = """\
 commands:
   graph-opt FILE --pipeline P      read a program, run passes, print it (this command)
   graph-opt run FILE               run a program on arrays; see graph-opt run --help
+  graph-opt bench FILE             measure a program on this machine; see graph-opt bench --help
   graph-opt list ops|passes        what there is
   graph-opt explain NAME           the reference page of an operation, a pass or a preset
 
@@ -42,6 +44,12 @@ def _seed(text: str) -> int:
 def _threads(text: str) -> int:
     if not text.isdecimal() or int(text) > 256:
         raise argparse.ArgumentTypeError(f"expected an integer from 0 to 256, found '{text}'")
+    return int(text)
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"expected an integer from 1 to 10000, found '{text}'")
     return int(text)
 
 
@@ -99,6 +107,22 @@ def run_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def bench_parser() -> argparse.ArgumentParser:
+    """The flags of ``graph-opt bench FILE``."""
+    parser = argparse.ArgumentParser(
+        prog="graph-opt bench",
+        description="Measures a program on this machine, loop nest by loop nest, beside what the machine can do. "
+        "Inputs and weights that are not given are generated, and that is said.",
+    )
+    _program_flags(parser)
+    parser.add_argument("--dims", metavar="B=4,S=128", action="append", default=[], help="sizes of named dimensions, which stay open in the code")
+    parser.add_argument("--input", metavar="X=X.npy", dest="inputs", action="append", default=[], help="an array for a parameter; may be repeated")
+    parser.add_argument("--threads", metavar="N", type=_threads, default=1, help="threads (default 1; 0: one for each processor)")
+    parser.add_argument("--rounds", metavar="N", type=_rounds, default=15, help="rounds of some tens of milliseconds (default 15)")
+    parser.add_argument("--json", action="store_true", help="print all that was measured as JSON")
+    return parser
+
+
 def list_parser() -> argparse.ArgumentParser:
     """The flags of ``graph-opt list``."""
     parser = argparse.ArgumentParser(prog="graph-opt list", description="Lists what there is, one line each.")
@@ -147,10 +171,10 @@ def _dispatch(args: list[str]) -> int:
             from graph_opt import listing
 
             return listing.explain(explained.name)
-        parsed = run_parser().parse_args(rest)
+        parsed = (run_parser() if command == "run" else bench_parser()).parse_args(rest)
         from graph_opt import commands
 
-        return commands.guarded(commands.run_program, parsed)
+        return commands.guarded(commands.run_program if command == "run" else commands.bench_program, parsed)
     if "--version" in args:
         from graph_opt import __version__
 

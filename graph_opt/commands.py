@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -17,14 +18,16 @@ import numpy as np
 from graph_opt.api import DEFAULT_DEVICE, DEVICES, default_pipeline, find_graph, keep_reachable, make_executable, parse, read_program
 from graph_opt.binding import at_location, bind_files
 from graph_opt.levels import LEVELS, PRESET_OF, TARGETS, level_of
-from ir.core import Graph, Module, Operation
+from ir.clone import clone_module
+from ir.core import Graph, Module, Operation, Parameter
 from ir.diagnostics import Diagnostic, GraphError, Location, NamedLocation, Source, did_you_mean
-from ir.inputs import CAUTION_LEVELS, choose_sizes, generate_inputs
+from ir.inference import infer_module
+from ir.inputs import CAUTION_LEVELS, GeneratedWeights, choose_sizes, generate_inputs
 from ir.literals import LiteralProblem
 from ir.parser import decode_text, parse_type
 from ir.printer import print_module
 from ir.signature import array_type, bind_shapes
-from ir.types import TensorType, Type, is_known
+from ir.types import TensorType, Type, is_known, type_symbols
 from passes.infra.manager import Instrumentation, PassFault, PassManager
 from passes.infra.registry import pass_files
 from passes.pipelines import load_pipeline
@@ -274,6 +277,73 @@ class _Progress:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
+# -- graph-opt bench -----------------------------------------------------------------------------------------------
+
+
+def bench_program(args: argparse.Namespace) -> int:
+    """Measures a program, loop nest by loop nest, on given and generated arrays."""
+    from codegen.runtime.threads import available_processors
+    from graph_opt import bench, bench_report
+
+    module = _read(args)
+    entry = find_graph(module, args.graph)
+    keep_reachable(module, entry)
+    given = {n: _load_array(path, n, entry) for n, path in _pairs(args.inputs, "--input").items()}
+    prints = [Diagnostic("a program that prints can't be measured", op.loc) for op in module.walk() if op.definition.full_name == "graph.print"]
+    if prints:
+        raise GraphError(prints)
+    sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=False)
+    generated = [name for name in module.files if name not in sources]
+    _bind_input_types(module, entry, given, args)
+    sizes = _bench_sizes(entry, args)
+    if generated:
+        infer_module(module, sources)
+    for name in generated:
+        sources[name] = GeneratedWeights(module, name, args.seed)
+        print(f"generated weights @{name}: small random numbers", file=sys.stderr)
+    written = clone_module(module)
+    passes = load_pipeline(args.pipeline if args.pipeline is not None else default_pipeline(module, "cpu"))
+    progress = _Progress()
+    subject = bench.prepare(module, entry, sources, passes, args.threads or available_processors(), sizes, Instrumentation(progress=progress.show))
+    arrays, _ = _run_with_inputs(subject.plain, given, args.seed, written=written, sizes=sizes)
+    progress.clear()
+    inputs = {p.name: _array_text(a) for p, a in zip(subject.graph.parameters, arrays, strict=True)}
+    report = bench.measure(subject, arrays, inputs, args.rounds)
+    if args.json:
+        print(json.dumps(bench_report.to_json(report), indent=2))
+    else:
+        sys.stdout.write(bench_report.to_text(report))
+    return 0
+
+
+def _bench_sizes(entry: Graph, args: argparse.Namespace) -> dict[str, int]:
+    """What the named dimensions are; a time means nothing for sizes that nobody has chosen."""
+    sizes: dict[str, int] = {}
+    needed = list(dict.fromkeys(n for p in entry.parameters for n in type_symbols(p.type)))
+    for name, text in _pairs(",".join(args.dims).split(",") if args.dims else (), "--dims").items():
+        if not text.strip().isdecimal():
+            raise UsageError(f"--dims {name}={text}: expected an integer from 0 on")
+        if name not in needed:
+            hint = did_you_mean(name, needed) or (f"its dimensions: {', '.join(needed)}" if needed else "all its sizes are fixed")
+            raise UsageError(f"--dims {name}: graph @{entry.name} has no dimension {name} ({hint})")
+        sizes[name] = int(text)
+    missing = [
+        Diagnostic(f"%{p.name} has no size to be measured with: it is {p.type}", p.loc, _size_hint(p, sizes))
+        for p in entry.parameters
+        if not is_known(p.type) or any(n not in sizes for n in type_symbols(p.type))
+    ]
+    if missing:
+        raise GraphError(missing)
+    return sizes
+
+
+def _size_hint(parameter: Parameter, sizes: dict[str, int]) -> str:
+    missing = [n for n in type_symbols(parameter.type) if n not in sizes]
+    if not is_known(parameter.type) or not missing:
+        return f"--shape {parameter.name}=f32[4,64] or --input {parameter.name}=FILE.npy gives it one"
+    return f"--dims {','.join(f'{n}=64' for n in missing)} gives it one; --shape makes code for that size alone"
+
+
 # -- flags ---------------------------------------------------------------------------------------------------------
 
 
@@ -392,17 +462,28 @@ def _bind_input_types(module: Module, entry: Graph, given: dict[str, NDArray[Any
 
 
 def _run_with_inputs(
-    program: Executable, given: dict[str, NDArray[Any]], seed: int, tell: Callable[[Operation, Sequence[Any]], None]
+    program: Executable,
+    given: dict[str, NDArray[Any]],
+    seed: int,
+    tell: Callable[[Operation, Sequence[Any]], None] | None = None,
+    *,
+    written: Module | None = None,
+    sizes: dict[str, int] | None = None,
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    entry = program.graph
+    """The arrays and what the program makes of them.
+
+    Those that are not given are generated, as ``written`` wants them (the program before passes, which says what is an index).
+    """
+    module = written or program.module
+    entry = module.graphs[program.graph.name]
     missing = [p for p in entry.parameters if p.name not in given]
     if not missing:
         arrays = [np.array(given[p.name]) for p in entry.parameters]
         return arrays, program.run(arrays, tell)
-    sizes = choose_sizes(entry)
+    sizes = choose_sizes(entry, sizes)
     failure: GraphError | None = None
     for caution in range(CAUTION_LEVELS):
-        generated = generate_inputs(program.module, entry, sizes, "real", seed, caution)
+        generated = generate_inputs(module, entry, sizes, "real", seed, caution)
         arrays = [np.array(given.get(p.name, a)) for p, a in zip(entry.parameters, generated, strict=True)]
         bind_shapes(entry, [array_type(a, p) for a, p in zip(arrays, entry.parameters, strict=True)])
         try:

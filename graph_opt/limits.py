@@ -31,8 +31,15 @@ LEVELS = {"L2": 512 << 10, "L3": 24 << 20}
 """The largest working set, in bytes, that counts as held by a level; what is larger is in "DRAM"."""
 
 _MEMORY = 512 << 20  # samples of DRAM go through it window by window, so that no cache holds what is read next
-_READ = {"L1": 16 << 10, "L2": 256 << 10, "L3": 16 << 20, "DRAM": 16 << 20}  # read by a sample; L1 and L2 by each thread
+READ = {"L1": 16 << 10, "L2": 256 << 10, "L3": 16 << 20, "DRAM": 16 << 20}
+"""The bytes that a sample of each level reads; of L1 and L2 each thread reads so many."""
+
 _SECONDS = 1e-3  # of a sample
+
+
+def level_of(nbytes: float) -> str:
+    """The level that holds so many bytes."""
+    return next((level for level, size in LEVELS.items() if nbytes <= size), "DRAM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +53,9 @@ class Limits:
     peak: dict[str, float]
     read: dict[str, float]
 
-    def level(self, nbytes: float) -> str:
-        """The level that holds so many bytes."""
-        return next((level for level, size in LEVELS.items() if nbytes <= size), "DRAM")
-
     def time(self, flops: float, nbytes: float, dtype: str = "f32") -> tuple[float, str]:
         """The least seconds that so many operations on so many bytes take, and what bounds them: a type or a level."""
-        level = self.level(nbytes)
+        level = level_of(nbytes)
         return max((flops / self.peak[dtype], dtype), (nbytes / self.read[level], level))
 
 
@@ -82,7 +85,7 @@ class Meter:
     """
 
     threads: int = 1
-    levels: Sequence[str] = tuple(_READ)
+    levels: Sequence[str] = tuple(READ)
     samples: dict[str, list[float]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +93,7 @@ class Meter:
         self._probes = [_Probe("f32", "peak_f32", _Shape.of_host().flops, size)]
         for level in self.levels:
             shared = level in ("L3", "DRAM")
-            self._probes.append(_Probe(level, "read", size, _READ[level] // (self.threads if shared else 1) // size * size))
+            self._probes.append(_Probe(level, "read", size, READ[level] // (self.threads if shared else 1) // size * size))
         self._memory = _filled(_MEMORY if "DRAM" in self.levels else max(p.nbytes for p in self._probes) * self.threads)
         self._job = np.zeros(2, np.int64)
         self._done = aligned_bytes(64 * self.threads)

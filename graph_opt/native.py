@@ -5,6 +5,7 @@ LLVM is imported here, when code is generated, and not before.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -38,14 +39,27 @@ def compile_native(module: Module, graph: Graph, sources: Mapping[str, WeightSou
     return NativeExecutable(module, graph, _program(module, graph, sources, threads), _load_quickly)
 
 
+def compile_timed(
+    module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int = 1
+) -> tuple[NativeExecutable, list[Operation], ctypes.Array[ctypes.c_int64]]:
+    """The same with clocks: also the loops that are timed, and the numbers where the ticks of each are added up.
+
+    The numbers are good as long as the executable lives.
+    """
+    program = _program(module, graph, sources, threads, clocks=True)
+    loops = program.text.timed
+    counts = (ctypes.c_int64 * len(loops)).from_address(program.code.address(program.text.clocks_name))
+    return NativeExecutable(module, graph, program, _load_quickly), loops, counts
+
+
 def _load_quickly(text: str) -> Code:
     """For code without loops: the least effort gives the same speed."""
     return Code.from_text(text, level=0)
 
 
-def _program(module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int) -> NativeProgram:
+def _program(module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int, *, clocks: bool = False) -> NativeProgram:
     Interpreter(module, sources).check_sizes(graph, {})
-    text = emit_graph(module, graph, attributes=host_attributes())
+    text = emit_graph(module, graph, attributes=host_attributes(), clocks=clocks)
     stored = _Stored(module, sources, threads).tensors(text)
     return NativeProgram(
         text, Code.from_text(text.text), graph, stored, threads=threads if text.parallel else 1, pool=_pool, poison=os.environ.get(POISON) == "1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graph_opt.limits import Limits, Meter
+from graph_opt.limits import Limits, Meter, level_of
 
 LIMITS = Limits(1, {"f32": 200e9}, {"L1": 300e9, "L2": 100e9, "L3": 50e9, "DRAM": 10e9})
 
@@ -14,7 +14,7 @@ LIMITS = Limits(1, {"f32": 200e9}, {"L1": 300e9, "L2": 100e9, "L3": 50e9, "DRAM"
     [(0, "L2"), (512 << 10, "L2"), ((512 << 10) + 1, "L3"), (24 << 20, "L3"), ((24 << 20) + 1, "DRAM"), (1e12, "DRAM")],
 )
 def test_levels(nbytes: float, level: str) -> None:
-    assert LIMITS.level(nbytes) == level
+    assert level_of(nbytes) == level
 
 
 def test_the_larger_time_bounds() -> None:
