@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from dialects.arith.bits import andi
 from dialects.arith.comparison import cmpi
 from ir.builder import Builder
 from ir.builtin import yield_
@@ -44,6 +45,9 @@ NEAR = 512 * 1024
 FAR = 2048
 """Bytes from one line to the next from which on reading down a column is slow."""
 
+MANY = 64
+"""Lines from which on that matters."""
+
 
 @dataclass(frozen=True)
 class Pack(Pass):
@@ -80,7 +84,7 @@ class Pack(Pass):
     in the same layout share them.  Without ``stored_only`` other buffers are packed too: a matrix of a known number of
     lines panel by panel, in the round that reads it, others by a nest in front of the one that reads them.  That is worth
     it when there are many ``rows``, rounds of the loops between the tiles and the columns.  Where their number is known
-    only when the program runs, and lines are far apart, there are two versions of the nest, of which it takes one.
+    only when the program runs, and lines may be far apart, there are two versions of the nest, of which it takes one.
 
     Run it after ``tile``, and before ``peel``, which splits tiles in ways that panels don't follow.
     """
@@ -127,20 +131,23 @@ class _Packing:
             return
         for tiles in loops:
             nest = self._nest(tiles)
-            rows = next(self._open_rows(tiles), None)
-            if rows is not None and nest.name != "scf.if":
-                two_versions(nest, rows, self.rows)
+            conditions = next(self._conditions(tiles), [])
+            if conditions and nest.name != "scf.if":
+                two_versions(nest, conditions)
 
-    def _open_rows(self, tiles: Operation) -> Iterator[Dim]:
-        """For loads that can be packed when the program runs how many rows read them, where that is not known yet."""
+    def _conditions(self, tiles: Operation) -> Iterator[list[tuple[Dim, int]]]:
+        """For loads that can be packed when the program runs what must be how large for that, where it is not known yet."""
         for load, column, width in self._candidates(tiles):
             (access,) = accesses(load)
             place = find_places(load, access, column, width)
             if place is None or not isinstance(access.buffer.type, MemRefType) or stored_tensor(access.buffer) is not None:
                 continue
             rows = rows_between(variable(tiles), column)
-            if isinstance(rows, DimExpr) and Panels(*place, width).fit(access.buffer.type) and _lines_are_far(access.buffer.type, place[1]):
-                yield rows
+            if not isinstance(rows, DimExpr) or not Panels(*place, width).fit(access.buffer.type):
+                continue
+            sizes = ((rows, self.rows), *_lines_are_far(access.buffer.type, place[1]))
+            if all(least <= size for size, least in sizes if isinstance(size, int)):
+                yield [(size, least) for size, least in sizes if not isinstance(size, int)]
 
     def _candidates(self, tiles: Operation) -> Iterator[tuple[Operation, Value, int]]:
         """Loads inside the tiles of a loop, with the variable of the tile and its size."""
@@ -242,13 +249,13 @@ def _pack_when_run(buffer: Value, panels: Panels, nest: Operation) -> Value | No
     return made
 
 
-def two_versions(nest: Operation, rows: Dim, least: int) -> None:
-    """Puts the nest into the first region of a ``scf.if(rows >= least)``, and a copy into the second one.
+def two_versions(nest: Operation, conditions: Sequence[tuple[Dim, int]]) -> None:
+    """Puts the nest into the first region of a ``scf.if`` for sizes that are large enough, and a copy into the second one.
 
-    The nest stays where the number of rows is no value that can be had in front of it.
+    The nest stays where a size is no value that can be had in front of it.
     """
     block = nest.block
-    parts = [Index(rows)]
+    parts = [Index(size) for size, _ in conditions]
     dimensions = find_dimensions(parts, nest)
     if isinstance(dimensions, str) or block is None:
         return
@@ -257,11 +264,15 @@ def two_versions(nest: Operation, rows: Dim, least: int) -> None:
     def make(definition: OpDef, operands: Sequence[Value], attributes: Mapping[str, Any]) -> Value:
         return builder.create(definition, list(operands), dict(attributes)).result
 
-    size = compute(parts[0], dimensions, make)
-    many = builder.create(cmpi, [size, number(least, make)], {"predicate": "ge"}).result
+    large: Value | None = None
+    for part, (_, least) in zip(parts, conditions, strict=True):
+        size = compute(part, dimensions, make)
+        enough = builder.create(cmpi, [size, number(least, make)], {"predicate": "ge"}).result
+        large = enough if large is None else builder.create(andi, [large, enough]).result
+    assert large is not None
     regions = [Region(), Region()]
     attributes: Any = {LAYOUT: (OperandArg(0),)}
-    choice = builder.create(REGISTRY["scf.if"], [many], attributes, regions=regions, result_types=())
+    choice = builder.create(REGISTRY["scf.if"], [large], attributes, regions=regions, result_types=())
     choice.trivia, nest.trivia = nest.trivia, None
     first, second = (r.block for r in choice.regions)
     move_into(nest, first)
@@ -302,11 +313,13 @@ def _fits_near(access: Access, panels: Panels, column: Value, tiles: Operation) 
     )
 
 
-def _lines_are_far(type_: MemRefType, step: int) -> bool:
-    """Whether one step of the serial loop is 2 KiB or more, for many steps: reads that caches and pages don't like."""
-    size = type_.shape[step]
-    apart = product(type_.shape[step + 1 :]) * type_.dtype.itemsize
-    return isinstance(apart, int) and apart >= FAR and isinstance(size, int) and size * apart >= 64 * FAR
+def _lines_are_far(type_: MemRefType, step: int) -> tuple[tuple[Dim, int], ...]:
+    """What must be how large so that one step of the serial loop is 2 KiB or more, for many steps: reads that caches and pages
+    don't like."""
+    lines, apart = type_.shape[step], product(type_.shape[step + 1 :]) * type_.dtype.itemsize
+    if isinstance(lines, int) and not isinstance(apart, int):  # not known to be far: no second version for few of them
+        return (apart, FAR), (lines, MANY)
+    return (apart, FAR), (lines * apart, MANY * FAR)
 
 
 def _loop_of(variable_: Value) -> Operation:

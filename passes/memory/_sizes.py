@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ir.core import Graph
 from ir.diagnostics import GraphError
-from ir.dims import Dim, DimExpr, DimFunction, UnknownDim, apply_function, ceildiv, dim_max, substitute, symbol, symbols_of
+from ir.dims import Dim, DimExpr, DimFunction, UnknownDim, apply_function, ceildiv, dim_max, product, substitute, symbol, symbols_of
 from ir.inference import plain_symbol
 from ir.inputs import choose_sizes
 from ir.signature import constraint_holds
@@ -98,6 +98,7 @@ class Sizes:
 
         ``coarse`` rounds every coefficient up, which gives a polynomial; otherwise the sum is rounded.
         """
+        size = _relaxed(size)
         if isinstance(size, int):
             return -(-size // ALIGNMENT) * ALIGNMENT
         if self._is_aligned(size):
@@ -161,6 +162,27 @@ def _is_nonnegative_atom(atom: str | DimFunction) -> bool:
         return isinstance(divisor, int) and divisor > 0 and (atom.kind == "mod" or _nonnegative(atom.args[0]))
     found = map(_nonnegative, atom.args)
     return any(found) if atom.kind == "max" else all(found)
+
+
+def _relaxed(size: Dim) -> Dim:
+    """A size, or a bit more, in which no factor of a product is rounded up: ``48*K*(N ceildiv 48)`` is at most ``K*N+47*K``.
+
+    Polynomials of dimensions can be compared, and code generation knows how large they may be.
+    """
+    if not isinstance(size, DimExpr):
+        return size
+    total: Dim = 0
+    for monomial, coefficient in size.terms:
+        factors: list[Dim] = []
+        for atom in monomial:
+            divisor = atom.args[1] if isinstance(atom, DimFunction) and atom.kind == "ceildiv" and len(monomial) > 1 else 0
+            if isinstance(atom, DimFunction) and isinstance(divisor, int) and divisor > 0 and coefficient % divisor == 0:
+                coefficient //= divisor
+                factors.append(atom.args[0] + (divisor - 1))
+            else:
+                factors.append(DimExpr((((atom,), 1),)))
+        total = total + coefficient * product(factors)
+    return total
 
 
 def _roundings(dim: Dim) -> list[tuple[DimFunction, int]]:

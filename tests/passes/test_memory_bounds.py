@@ -68,7 +68,7 @@ def test_the_count() -> None:
   return
 }
 """
-    assert demand(parse_module(text), "main", {"B": 3}) == Demand(arena=768, at_once=384, between=384, separate=576, views=2, buffers=3)
+    assert demand(parse_module(text), "main", {"B": 3}) == Demand(arena=768, at_once=384, between=384, separate=576, views=3, buffers=3)
 
 
 @given(st.integers(0, 2**32))

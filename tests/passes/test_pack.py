@@ -243,6 +243,17 @@ def test_unknown_rows_make_two_versions() -> None:
     assert "scf.if" not in print_module(near)
 
 
+def test_all_sizes_open() -> None:
+    """Where the length of lines is open too, it is looked at as well."""
+    program = graph_opt.parse("graph @main(%x: f32[M, K], %w: f32[K, N]) {\n  %y = matmul(%x, %w)\n  return %y\n}\n")
+    multiply = graph_opt.compile(program)
+    assert "scf.if" in print_module(multiply.module)
+    numbers = np.random.default_rng(0)
+    for m, k, n in ((32, 64, 512), (31, 64, 512), (33, 63, 512), (32, 64, 511), (40, 65, 700), (0, 64, 512), (32, 0, 512), (32, 64, 0), (1, 1, 1)):
+        x, w = (numbers.integers(-9, 9, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+        assert np.array_equal(multiply(x, w), x @ w), (m, k, n)
+
+
 def test_both_versions_compute_the_same() -> None:
     """Machine code, whose preset packs for 32 rows or more; whole numbers, so that every order gives the same bits."""
     program = graph_opt.parse("graph @main(%x: f32[M, 70], %w: f32[70, 515]) {\n  %y = matmul(%x, %w)\n  return %y\n}\n")

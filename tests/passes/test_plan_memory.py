@@ -14,7 +14,7 @@ from pass_checks import apply, assert_same_bits, load, optimize, outputs
 import graph_opt
 from ir.clone import clone_module
 from ir.core import Module, Value
-from ir.dims import Dim, substitute, symbol
+from ir.dims import Dim, ceildiv, substitute, symbol
 from ir.inputs import choose_sizes, generate_inputs
 from ir.parser import parse_module
 from ir.printer import print_module
@@ -363,6 +363,24 @@ def test_comparisons_are_true(seed: int) -> None:
         if all(_holds(condition, bound) for condition in clause.split(",")):
             small, large = substitute(a, bound), substitute(b, bound)
             assert isinstance(small, int) and isinstance(large, int) and small <= large, (clause, a, b, bound)
+
+
+def test_products_of_what_is_rounded_up() -> None:
+    """A bit more memory, and a polynomial."""
+    sizes = Sizes(load("graph @main(%x: f32[K, N]) -> f32[K, N] {\n  return %x\n}\n").main)
+    k, n = symbol("K"), symbol("N")
+    panels = 4 * 48 * k * ceildiv(n, 48)
+    assert sizes.aligned(64 * panels) == 64 * (4 * k * n + 188 * k)
+    for a, b in itertools.product(range(4), (0, 1, 47, 48, 49, 100)):
+        small, large = (substitute(d, {"K": a, "N": b}) for d in (panels, sizes.aligned(panels)))
+        assert isinstance(small, int) and isinstance(large, int) and small <= large and large % 64 == 0
+
+
+def test_what_is_rounded_up_is_compared() -> None:
+    sizes = Sizes(load("graph @main(%x: f32[B]) -> f32[B] {\n  return %x\n}\n").main)
+    small = 64 * ceildiv(symbol("B"), 64)
+    for large in (64 * symbol("B"), 64 * ceildiv(2 * symbol("B"), 64)):
+        assert sizes.at_most(small, large) and not sizes.at_most(large, small)
 
 
 def _holds(condition: str, bound: dict[str, int]) -> bool:
