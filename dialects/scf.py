@@ -10,12 +10,14 @@ import numpy as np
 
 from dialects._access import carried_types, check_expressions, number
 from ir.core import Operation
+from ir.dims import Dim, UnknownDim
 from ir.layout import BindArg, OperandArg, RangeArg, layout_of
 from ir.opdef import AttributeSpec, ExecutionError, RegionOpDef, TypeProblem, register
 from ir.types import ScalarType, Type, UnknownType, boolean, index, merge_types
 
 _TAG = AttributeSpec("tag", str, "", required=False, positional=False)
 _MAPPING = AttributeSpec("mapping", Literal["none", "threads"], "none", required=False, positional=False)
+_WORK = AttributeSpec("work", Dim | None, None, required=False, positional=False)
 
 
 def _rounds(bounds: RangeArg, operands: Sequence[Any], environment: Any) -> range:
@@ -119,7 +121,8 @@ class Parallel(RegionOpDef):
     ``scf.parallel(%i = a to b step c, %j = d to e)`` runs its region for all combinations of the numbers that the ranges
     run through (see ``scf.for``).  It carries nothing: its rounds have an effect by what they store, and none may read or
     write what another one writes.  ``tag`` is a name by which passes address the loop; ``mapping="threads"`` says that
-    the threads that run the program share its rounds.
+    the threads that run the program share its rounds, when they are worth it: ``work`` is about how many simple operations
+    (a multiply-add of up to 16 lanes, say) all rounds are, ``work=96*B*S``; without it they are always shared.
 
     Raises an error for a step that is not positive.
 
@@ -137,7 +140,7 @@ class Parallel(RegionOpDef):
     """
 
     def __init__(self) -> None:
-        super().__init__("parallel", "scf", [_TAG, _MAPPING], result_count=0, exact=True)
+        super().__init__("parallel", "scf", [_TAG, _MAPPING, _WORK], result_count=0, exact=True)
 
     def verify(self, op: Operation) -> None:
         """One range or more, and one region."""
@@ -151,6 +154,11 @@ class Parallel(RegionOpDef):
         for bounds in layout_of(op):
             assert isinstance(bounds, RangeArg)
             _check_range(op, operand_types, bounds)
+        work: Any = op.attribute("work")
+        if isinstance(work, UnknownDim):
+            raise TypeProblem("the work is '?'", attribute="work")
+        if work is not None:
+            check_expressions(op, operand_types, (work,))
         return [ScalarType(index) for _ in layout_of(op)]
 
     def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:

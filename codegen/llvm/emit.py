@@ -17,6 +17,7 @@ from codegen.llvm.helpers import X86, runtime
 from codegen.llvm.main import MainWriter
 from codegen.llvm.native import Argument, NativeModule
 from codegen.llvm.space import SMALL, SYMBOL_LIMIT
+from codegen.llvm.turns import work_function
 from codegen.llvm.writer import Unit, Writer
 from ir.core import Graph, Module, Operation
 from ir.diagnostics import Diagnostic, GraphError
@@ -40,14 +41,17 @@ def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | 
         i32 @NAME(ptr args, ptr dims, ptr workspace, ptr state, i64 thread, i64 threads)
         i64 @NAME_workspace(ptr dims)
         void @NAME_shapes(ptr dims, ptr out)
+        double @NAME_work(ptr dims)
 
     ``args`` are pointers, one for each of ``NativeModule.arguments``, aligned to their elements, those of stored tensors
     and the workspace to 64 bytes.  ``dims`` are the named dimensions, i64, in the order of ``symbols``; that arrays have
     the parameters' shapes and that the graph's ``where`` clause holds is the caller's business, accesses rely on it.  The
     first function gives 0, or 1 when the run failed.  The second one gives the bytes of workspace, -1 when a dimension
     is negative or sizes are too large; it is called first.  The third one writes the dimensions of all results one after
-    the other.  All ``threads`` threads call the first function with their numbers; a thread may come back before others
-    do, so whether the run failed is known when all are back.  When several threads fail, the one that is first says why.
+    the other, the last one tells about how many simple operations threads can share (infinite: not known).
+
+    All ``threads`` threads call the first function with their numbers; a thread may come back before others do, so whether the
+    run failed is known when all are back.  When several threads fail, the one that is first says why.
 
     ``state`` is 64-byte aligned and zero before a run.  It holds the failed site + 1 (i32 at 0) with two numbers (i64 at 8
     and 16), the barrier (i32 at 64 and at 128), and at 192 the function that ``print`` calls:
@@ -69,6 +73,7 @@ def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | 
         _workspace(unit, main, symbols),
         _shapes(unit, results, symbols),
         _guard(unit, symbols),
+        work_function(unit, graph, lambda w: _load_symbols(w, symbols)),
     ]
     machine = platform.machine().lower()
     pause = f"call void {unit.declare('void', 'llvm.x86.sse2.pause')}()" if machine in X86 else "fence seq_cst"

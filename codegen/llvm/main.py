@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Sequence
 
+from codegen.llvm.clock import tick
 from codegen.llvm.control import shared
-from codegen.llvm.helpers import CALLBACK, X86
+from codegen.llvm.helpers import CALLBACK
 from codegen.llvm.memory import copy_bytes
 from codegen.llvm.native import Argument, Site
 from codegen.llvm.plan import effects, has_shared_loop, result_memory, writes_later
 from codegen.llvm.polynomials import Poly
+from codegen.llvm.turns import Turns, is_shared
 from codegen.llvm.types import lanes_of, llvm_type
 from codegen.llvm.writer import Buffer, Unit, Writer
 from ir.core import Block, Graph, Operation, Parameter, Value
@@ -27,7 +28,7 @@ class NestWriter(Writer):
 
     def write(self, op: Operation, slots: str | None) -> None:
         """Writes the operation, and stores its results through a pointer of the caller."""
-        if op.definition.full_name == "scf.parallel" and op.attribute("mapping") == "threads":
+        if is_shared(op):
             self.current = op
             shared(self, op)
         else:
@@ -68,7 +69,7 @@ class MainWriter(Writer):
         self.tensors: dict[Value, Buffer] = {}
         self.stored: list[Operation] = []
         self.result_memory = result_memory(graph)
-        self.reading = False  # whether other threads may still be reading memory, so that writers must wait
+        self.turns = Turns(self, self._barrier)
         self._begin(symbols)
 
     def _begin(self, symbols: list[str]) -> None:
@@ -120,16 +121,19 @@ class MainWriter(Writer):
         elif op.regions:
             self._region(op, name)
         elif name in ("memref.store", "vector.store", "memref.copy"):
-            self._call(op, False)
+            self._call(op, "true")
         else:
+            if name in _READS:
+                self.turns.settle()
+                self.turns.reading = True
             super().operation(op)
-            self.reading = self.reading or name in _READS
 
     def run(self, block: Block, facts: Sequence[Poly] = ()) -> list[str]:
         if block is self.graph.block:
             return self._whole()
         yielded = super().run(block, facts)
-        if self.reading and any(has_shared_loop(op) or effects(op) for op in block):
+        self.turns.settle()
+        if self.turns.reading and any(has_shared_loop(op) or effects(op) for op in block):
             self._barrier()  # the next round may write what was read in this one
         return yielded
 
@@ -144,16 +148,18 @@ class MainWriter(Writer):
         return []
 
     def _region(self, op: Operation, name: str) -> None:
-        if name == "scf.parallel" and op.attribute("mapping") == "threads":
-            self.unit.parallel = True
-            self._call(op, True)
+        if is_shared(op):
+            alone = self.turns.is_alone(op)
+            self.unit.parallel = self.unit.parallel or alone != "true"
+            self._call(op, alone)
         elif has_shared_loop(op) or not effects(op):
+            self.turns.settle()
             super().operation(op)  # by all threads, which share the loops inside
         else:
-            self._call(op, False)
+            self._call(op, "true")
 
-    def _call(self, op: Operation, by_all: bool) -> None:
-        """Calls the operation's function, on all threads or the first one, and waits for all."""
+    def _call(self, op: Operation, alone: str) -> None:
+        """Calls the operation's function, on all threads or, if ``alone``, on the first one."""
         writer = NestWriter(self.unit, self)
         slots = self._piece(1, [{(): slot_offsets(op)[-1] + _slot_size(op.results[-1])}]) if op.results else None
         writer.write(op, slots)
@@ -168,27 +174,23 @@ class MainWriter(Writer):
         passed = "".join(f", {t} {outside}" for outside, (t, _) in arguments)
         base = len(self.unit.sites)
         self.unit.sites += writer.sites
-        call = f"call i32 {function}(ptr %state, i64 {base}, i64 %thread, i64 %threads{passed})"
-        if self.reading:
-            self._barrier()
+        passed_by = self.turns.begin(alone)
         start = self._tick() if self.clocks else None
-        if by_all:
-            self.set(call)
-        else:
-            self._on_first(lambda: self.set(call))
+        threads = {"true": "1", "false": "%threads"}.get(alone) or self.set(f"select i1 {alone}, i64 1, i64 %threads")
+        call = f"call i32 {function}(ptr %state, i64 {base}, i64 %thread, i64 {threads}{passed})"
+        self.turns.do(alone, passed_by, lambda: self.set(call))
         if start is not None:
             self._count(op, start)
-        self._barrier()
         if slots is not None:
+            self.turns.settle()
             for result, offset in zip(op.results, slot_offsets(op), strict=True):
                 at = self.set(f"getelementptr i8, ptr {slots}, i64 {offset}")
                 self.names[result] = self.set(f"load {llvm_type(result.type)}, ptr {at}, align 64")  # type: ignore[arg-type]
-            self.reading = True
+            self.turns.reading = True
 
     def _tick(self) -> str:
         """The processor's clock."""
-        clock = "llvm.readcyclecounter" if platform.machine().lower() in X86 else "llvm.readsteadycounter"
-        return self.set(f"call i64 {self.unit.declare('i64', clock)}()")
+        return self.set(f"call i64 {self.unit.declare('i64', tick())}()")
 
     def _count(self, op: Operation, start: str) -> None:
         """Adds the time since ``start`` to that of the operation, on the first thread."""
@@ -200,23 +202,15 @@ class MainWriter(Writer):
             before = self.set(f"load i64, ptr {at}, align 8")
             self.line(f"store i64 {self.set(f'add i64 {before}, {spent}')}, ptr {at}, align 8")
 
-        self._on_first(add)
+        self.turns.do("true", False, add)
 
     def _on_first(self, write: Callable[[], object]) -> None:
-        """Code for the first thread only."""
-        serial, join = self.label("serial"), self.label("join")
-        self.line(f"br i1 %first, label %{serial}, label %{join}")
-        self.place(serial)
-        level = self.levels[-1]
-        known = dict(level.cache)
-        write()
-        level.cache = known  # what was computed here is not known to the other threads
-        self.line(f"br label %{join}")
-        self.place(join)
+        """Code for the first thread only, behind all that was begun."""
+        self.turns.do("true", self.turns.begin("true"), write)
 
     def _barrier(self) -> None:
         """Waits for all threads; all leave when one has failed."""
-        self.reading = False
+        self.turns.waited()
         failed = self.set(f"call i32 @{self.unit.name}.barrier(ptr %state, i64 %threads)")
         fine = self.set(f"icmp eq i32 {failed}, 0")
         good, leave = self.label("ok"), self.label("leave")
@@ -280,7 +274,6 @@ class MainWriter(Writer):
             pointer = self._piece(buffer.type.dtype.itemsize, buffer.shape)
             copy = Buffer(pointer, buffer.type, buffer.shape, 64)
             self._on_first(lambda: copy_bytes(self, buffer, copy))
-            self._barrier()
             buffer = copy
         self.tensors[result] = buffer
 

@@ -61,7 +61,7 @@ class Argument:
 class NativeModule:
     """LLVM's assembly language for one graph.
 
-    ``function`` is the main entry; ``workspace_function`` and ``shapes_function`` are the other two.  ``symbols`` are the
+    ``function`` is the main entry; ``workspace_function``, ``shapes_function`` and ``work_function`` are the others.  ``symbols`` are the
     graph's dimension names in the order of ``dims``, ``arguments`` what each pointer of ``args`` is: parameters, results,
     stored tensors.  ``externals`` are functions of the C library that it calls.  ``parallel`` says whether some loop is
     shared by threads.  ``timed`` are the operations whose times code with clocks adds up, in ticks of the processor's clock, in the
@@ -80,6 +80,10 @@ class NativeModule:
     @property
     def workspace_function(self) -> str:
         return f"{self.function}_workspace"
+
+    @property
+    def work_function(self) -> str:
+        return f"{self.function}_work"
 
     @property
     def clocks_name(self) -> str:

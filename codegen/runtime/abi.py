@@ -5,6 +5,7 @@ For a graph called NAME the code has::
     i32  @NAME(ptr args, ptr dims, ptr workspace, ptr state, i64 thread, i64 threads)   ; 0: done
     i64  @NAME_workspace(ptr dims)              ; bytes of workspace, -1 when they are too many
     void @NAME_shapes(ptr dims, ptr out)        ; dimensions of all results, one after the other
+    double @NAME_work(ptr dims)                 ; about how many simple operations threads can share
 
 ``args`` holds a pointer for each parameter, then for each result, then for each stored tensor; ``dims`` the values of the
 named dimensions (i64).  Arrays are row-major without gaps and aligned to their element; the workspace and the stored
@@ -27,7 +28,13 @@ STATE_VALUES = 8
 STATE_CALLBACK = 192
 """The function that prints a tensor: ``i32 (i64 site, ptr data, ptr dims)``, with the named dimensions of the graph; 0 goes on."""
 
+LEAST_WORK = 16384
+"""A program with fewer simple operations to share (about 3 microseconds) runs on the caller's thread alone."""
+WORK_PER_THREAD = 8192
+"""No more threads are used than have so many simple operations to do each."""
+
 MAIN = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+WORK = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)
 WORKSPACE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
 

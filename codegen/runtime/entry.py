@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from codegen.runtime._dims_ir import DIMENSION_LIMIT, DimWriter, Lines, Number, Unsupported
-from codegen.runtime.abi import ALIGNMENT, STATE_BYTES, Loader
+from codegen.runtime._pool_ir import BUSY, WORKERS
+from codegen.runtime.abi import ALIGNMENT, LEAST_WORK, STATE_BYTES, WORK_PER_THREAD, Loader
 from codegen.runtime.frames import Frame
 from codegen.runtime.numpy_api import (
     ALIGNED,
@@ -31,7 +32,7 @@ from codegen.runtime.numpy_api import (
 )
 from codegen.runtime.pages import aligned_bytes
 from codegen.runtime.program import NativeProgram
-from codegen.runtime.threads import BUSY, CELL_ADDRESS, WORKERS, available_processors
+from codegen.runtime.threads import CELL_ADDRESS
 from ir.core import Constraint
 from ir.dims import Dim, UnknownDim
 from ir.interpreter import MEMORY_LIMIT
@@ -155,7 +156,7 @@ class _Writer:
         self.conditions: list[str] = []
         self.parameter_types: list[TensorType | MemRefType] = []
         self.data: list[str] = []
-        self.threads = program.threads or available_processors()
+        self.threads = program.threads
         for parameter in program.graph.parameters:
             if not isinstance(parameter.type, TensorType | MemRefType) or any(isinstance(d, UnknownDim) for d in parameter.type.shape):
                 raise Unsupported
@@ -301,13 +302,23 @@ class _Writer:
         self._go_on_if(conditions)
 
     def _check_workers(self) -> None:
-        """The slow path starts the workers that a run with threads needs."""
+        """How many threads the run is worth; the slow path starts the workers that are missing."""
         if self.threads == 1:
             return
         out = self.out
+        out.add(f"%work = call double inttoptr (i64 {self.program.work_address} to ptr)(ptr %dims)")
+        out.add(f"%worth = fcmp oge double %work, {LEAST_WORK}.0")
+        shares = out.let(f"fdiv double %work, {WORK_PER_THREAD}.0")
+        many = out.let(f"fcmp oge double {shares}, {self.threads}.0")
+        out.add(f"%team_size = fptosi double {out.let(f'select i1 {many}, double {self.threads}.0, double {shares}')} to i64")
         out.add(f"%pool = load ptr, ptr inttoptr (i64 {CELL_ADDRESS} to ptr)")
+        out.add("br i1 %worth, label %look, label %enough")
+        out.label("look")
         self._go_on_if([out.let("icmp ne ptr %pool, null")])
-        self._go_on_if([out.let(f"icmp sge i32 {self._field('i32', '%pool', WORKERS)}, {self.threads - 1}")])
+        workers = out.let(f"sext i32 {self._field('i32', '%pool', WORKERS)} to i64")
+        self._go_on_if([out.let(f"icmp slt i64 {out.let('sub i64 %team_size, 2')}, {workers}")])
+        out.add("br label %enough")
+        out.label("enough")
 
     def _shapes_of_results(self) -> None:
         """Sizes of the results; a negative one, or a result too large for memory, goes the slow way."""
@@ -371,23 +382,27 @@ class _Writer:
         statuses = ["[ %status1, %alone ]"]
         if self.threads == 1:
             out.add("br i1 %long, label %alone, label %run")
-            out.label("run")
-            out.add(f"%status2 = {call}")
-            out.add("br label %done")
-            statuses.append("[ %status2, %run ]")
         else:
+            out.add("br i1 %worth, label %try, label %single")
+            out.label("single")
+            out.add("br i1 %long, label %alone, label %run")
+            out.label("try")
             busy = out.let(f"getelementptr i8, ptr %pool, i64 {BUSY}")
             got = out.let(f"cmpxchg ptr {busy}, i32 0, i32 1 acq_rel monotonic")
             out.add(f"br i1 {out.let(f'extractvalue {{ i32, i1 }} {got}, 1')}, label %together, label %alone")
             out.label("together")
             out.add(f"%runner = load ptr, ptr inttoptr (i64 {CELL_ADDRESS + 8} to ptr)")
             out.add(f"%thread3 = {self._call('ptr', 'PyEval_SaveThread', '')}")
-            arguments = f"ptr %pool, {main}, ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 {self.threads}"
+            arguments = f"ptr %pool, {main}, ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 %team_size, double %work"
             out.add(f"%status3 = call i32 %runner({arguments})")
             out.add(self._call("void", "PyEval_RestoreThread", "ptr %thread3"))
             out.add(f"store atomic i32 0, ptr {busy} release, align 4")
             out.add("br label %done")
             statuses.append("[ %status3, %together ]")
+        out.label("run")
+        out.add(f"%status2 = {call}")
+        out.add("br label %done")
+        statuses.append("[ %status2, %run ]")
         out.label("alone")
         out.add(f"%thread = {self._call('ptr', 'PyEval_SaveThread', '')}")
         out.add(f"%status1 = {call}")

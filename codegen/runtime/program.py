@@ -15,17 +15,21 @@ from codegen.llvm.native import NativeModule, Site
 from codegen.runtime.abi import (
     ALIGNMENT,
     CALLBACK,
+    LEAST_WORK,
     MAIN,
     STATE_BYTES,
     STATE_CALLBACK,
     STATE_FAILED,
     STATE_VALUES,
+    WORK,
+    WORK_PER_THREAD,
     WORKSPACE,
     NativeCode,
 )
 from codegen.runtime.arguments import is_plain, plain_copy, prepare, written_buffers
 from codegen.runtime.frames import Frame, Frames
 from codegen.runtime.pages import aligned_arrays, aligned_bytes
+from codegen.runtime.processors import available_processors
 from ir.core import Graph, Parameter, Value
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import product
@@ -51,14 +55,15 @@ class _Plan:
     dims_address: int
     results: tuple[tuple[tuple[int, ...], Any], ...]
     workspace: int
+    work: float
 
 
 class NativeProgram:
     """Runs one graph that was compiled to machine code.
 
     ``text`` is what the emitter tells about it, ``code`` the loaded machine code, ``stored`` the tensors that come
-    behind the results among its pointers.  ``threads`` is how many threads a run uses (0: as many as there are
-    processors for this process), those of ``pool``.
+    behind the results among its pointers.  ``threads`` is how many threads of ``pool`` a run may use, 0 for all that there are
+    processors for; there are never more than that, and a run that is not worth it uses fewer.
 
     Safe to call from several threads at a time.  Results are new arrays that share memory with nothing.
     ``poison`` fills the workspace with NaN before every run, so that a read of what was never written shows.
@@ -78,13 +83,15 @@ class NativeProgram:
         self.text = text
         self.code = code
         self.graph = graph
-        self.threads = threads
+        self.threads = min(threads or available_processors(), available_processors())
         self.poison = poison
         self.stored = [_aligned(a) for a in stored]
         self.main_address = code.address(text.function)
         self._main = MAIN(self.main_address)
         self.workspace_address = code.address(text.workspace_function)
         self._workspace = WORKSPACE(self.workspace_address)
+        self.work_address = code.address(text.work_function)
+        self._work = WORK(self.work_address)
         self._pool = pool
         self.result_types = [_result_type(v, t) for v, t in zip(graph.results, graph.result_types, strict=True)]
         self._written = written_buffers(graph)
@@ -151,8 +158,9 @@ class NativeProgram:
             callback = self._callback(raised)  # lives until the run is over
             ctypes.c_void_p.from_address(frame.state_address + STATE_CALLBACK).value = ctypes.cast(callback, ctypes.c_void_p).value
         arguments = (frame.args_address, plan.dims_address, frame.workspace_address, frame.state_address)
-        if self.threads != 1 and self._pool is not None:
-            status = self._pool().run(self._main, *arguments, self.threads)
+        threads = threads_for(plan.work, self.threads)
+        if threads != 1 and self._pool is not None:
+            status = self._pool().run(self._main, *arguments, threads, plan.work)
         else:
             status = self._main(*arguments, 0, 1)
         if raised:
@@ -207,7 +215,12 @@ class NativeProgram:
         if not 0 <= size <= MEMORY_LIMIT:
             needed = f"{size} bytes, the limit is {MEMORY_LIMIT}" if size > 0 else f"more than the limit of {MEMORY_LIMIT} bytes"
             raise GraphError(Diagnostic(f"graph @{graph.name} needs a workspace of {needed}", graph.loc))
-        return _Plan(tuple(t.dtype for t in types), dims, address, tuple(results), size)
+        return _Plan(tuple(t.dtype for t in types), dims, address, tuple(results), size, float(self._work(address)))
+
+
+def threads_for(work: float, threads: int) -> int:
+    """How many of ``threads`` threads are worth it for so many simple operations."""
+    return 1 if work < LEAST_WORK else int(min(float(threads), work / WORK_PER_THREAD))
 
 
 def check_sizes(graph: Graph, bindings: dict[str, int]) -> None:

@@ -8,273 +8,91 @@ closely.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import os
-import platform
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 
+from codegen.runtime._pool_ir import (
+    BOX_BYTES,
+    BOX_PROCESSOR,
+    BOX_THREAD,
+    BOXES,
+    SPARE,
+    SPIN_TIME,
+    SPINS,
+    WORKERS,
+    pool_text,
+)
 from codegen.runtime.abi import Loader, NativeCode
 from codegen.runtime.pages import aligned_bytes
+from codegen.runtime.processors import affinity
 
-_SPINS = 4000
-"""Rounds of waiting (about 50 microseconds) before a worker goes to sleep."""
+_SPIN_TIME = 50_000
+"""Nanoseconds of waiting before a worker goes to sleep."""
 
 _LIMIT = 256
 """More threads than this are never started."""
 
-_JOB_BYTES, _BOX_BYTES = 128, 64
-_RUN = ctypes.CFUNCTYPE(
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_int64,
-)
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 6, ctypes.c_int64, ctypes.c_double)
 _WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _FLAG = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
-
-BUSY, WORKERS = 48, 52
-"""Where the memory of a pool says whether a run uses the workers, and how many there are (i32 each)."""
-
-# The memory of a pool: the job (function, args, dims, workspace, state, threads), BUSY and WORKERS, at +64 the i32 count of
-# workers that are done; then a box for each worker: i32 number of its job (-1: leave), i32 whether it sleeps.
-_TEXT = """
-declare void @llvm.x86.sse2.pause()
-
-define internal void @pause() alwaysinline {
-  PAUSE
-  ret void
-}
-
-define void @graph_opt_pool_work(ptr %pool, i64 %me) {
-entry:
-  %offset = mul i64 %me, 64
-  %place = add i64 %offset, 64
-  %box = getelementptr i8, ptr %pool, i64 %place
-  %sleeps = getelementptr i8, ptr %box, i64 4
-  %done = getelementptr i8, ptr %pool, i64 64
-  br label %wait
-
-wait:
-  %seen = phi i32 [ 0, %entry ], [ %number, %finished ]
-  br label %spin
-
-spin:
-  %round = phi i32 [ 0, %wait ], [ %next, %again ], [ 0, %awake ]
-  %number = load atomic i32, ptr %box acquire, align 4
-  %new = icmp ne i32 %number, %seen
-  br i1 %new, label %go, label %still
-
-still:
-  %next = add i32 %round, 1
-  %tired = icmp sgt i32 %next, SPINS
-  br i1 %tired, label %sleep, label %again
-
-again:
-  call void @pause()
-  br label %spin
-
-sleep:
-  store atomic i32 1, ptr %sleeps seq_cst, align 4
-  %last = load atomic i32, ptr %box seq_cst, align 4
-  %late = icmp ne i32 %last, %seen
-  br i1 %late, label %awake, label %down
-
-down:
-  WAIT
-  br label %awake
-
-awake:
-  store atomic i32 0, ptr %sleeps seq_cst, align 4
-  br label %spin
-
-go:
-  %leave = icmp eq i32 %number, -1
-  br i1 %leave, label %end, label %work
-
-work:
-  %function = load ptr, ptr %pool, align 8
-  %p1 = getelementptr i8, ptr %pool, i64 8
-  %args = load ptr, ptr %p1, align 8
-  %p2 = getelementptr i8, ptr %pool, i64 16
-  %dims = load ptr, ptr %p2, align 8
-  %p3 = getelementptr i8, ptr %pool, i64 24
-  %workspace = load ptr, ptr %p3, align 8
-  %p4 = getelementptr i8, ptr %pool, i64 32
-  %state = load ptr, ptr %p4, align 8
-  %p5 = getelementptr i8, ptr %pool, i64 40
-  %threads = load i64, ptr %p5, align 8
-  %status = call i32 %function(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 %me, i64 %threads)
-  %before = atomicrmw add ptr %done, i32 1 release
-  br label %finished
-
-finished:
-  br label %wait
-
-end:
-  ret void
-}
-
-define i32 @graph_opt_pool_take(ptr %pool) {
-  %busy = getelementptr i8, ptr %pool, i64 48
-  %pair = cmpxchg ptr %busy, i32 0, i32 1 acq_rel monotonic
-  %got = extractvalue { i32, i1 } %pair, 1
-  %taken = zext i1 %got to i32
-  ret i32 %taken
-}
-
-define i32 @graph_opt_pool_leave(ptr %pool) {
-  %busy = getelementptr i8, ptr %pool, i64 48
-  store atomic i32 0, ptr %busy release, align 4
-  ret i32 0
-}
-
-define i32 @graph_opt_pool_run(ptr %pool, ptr %function, ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 %threads) {
-entry:
-  store ptr %function, ptr %pool, align 8
-  %p1 = getelementptr i8, ptr %pool, i64 8
-  store ptr %args, ptr %p1, align 8
-  %p2 = getelementptr i8, ptr %pool, i64 16
-  store ptr %dims, ptr %p2, align 8
-  %p3 = getelementptr i8, ptr %pool, i64 24
-  store ptr %workspace, ptr %p3, align 8
-  %p4 = getelementptr i8, ptr %pool, i64 32
-  store ptr %state, ptr %p4, align 8
-  %p5 = getelementptr i8, ptr %pool, i64 40
-  store i64 %threads, ptr %p5, align 8
-  %done = getelementptr i8, ptr %pool, i64 64
-  store atomic i32 0, ptr %done seq_cst, align 4
-  br label %call
-
-call:
-  %who = phi i64 [ 1, %entry ], [ %following, %called ]
-  %offset = mul i64 %who, 64
-  %place = add i64 %offset, 64
-  %box = getelementptr i8, ptr %pool, i64 %place
-  %sleeps = getelementptr i8, ptr %box, i64 4
-  %number = load atomic i32, ptr %box monotonic, align 4
-  %more = add i32 %number, 1
-  %next = and i32 %more, 2147483647
-  %old = atomicrmw xchg ptr %box, i32 %next seq_cst
-  %asleep = load atomic i32, ptr %sleeps seq_cst, align 4
-  %wake = icmp ne i32 %asleep, 0
-  br i1 %wake, label %rouse, label %called
-
-rouse:
-  WAKE
-  br label %called
-
-called:
-  %following = add i64 %who, 1
-  %further = icmp slt i64 %following, %threads
-  br i1 %further, label %call, label %own
-
-own:
-  %status = call i32 %function(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 0, i64 %threads)
-  %others = sub i64 %threads, 1
-  %wanted = trunc i64 %others to i32
-  br label %join
-
-join:
-  %round = phi i32 [ 0, %own ], [ %count, %waiting ], [ 0, %yield ]
-  %finished = load atomic i32, ptr %done acquire, align 4
-  %all = icmp eq i32 %finished, %wanted
-  br i1 %all, label %end, label %waiting_or_yield
-
-waiting_or_yield:
-  %count = add i32 %round, 1
-  %long = icmp sgt i32 %count, SPINS
-  br i1 %long, label %yield, label %waiting
-
-waiting:
-  call void @pause()
-  br label %join
-
-yield:
-  %ignored = call i32 inttoptr (i64 YIELD to ptr)()
-  br label %join
-
-end:
-  ret i32 %status
-}
-"""
-
-
-def _pool_text() -> str:
-    """The code of workers and of the one who calls them, for this process."""
-    libc = ctypes.CDLL(None)
-
-    def address(name: str) -> int:
-        return ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0
-
-    machine = platform.machine()
-    text = _TEXT
-    if machine in ("x86_64", "AMD64"):
-        text = text.replace("PAUSE", "call void @llvm.x86.sse2.pause()")
-    else:
-        text = text.replace("declare void @llvm.x86.sse2.pause()", "").replace("PAUSE", 'call void asm sideeffect "yield", ""()')
-    futex = {"x86_64": 202, "aarch64": 98}.get(machine) if sys.platform == "linux" else None
-    if futex is not None:
-        call = f"call i64 (i64, ...) inttoptr (i64 {address('syscall')} to ptr)(i64 {futex}, ptr %box, "
-        text = text.replace("WAIT", f"%w = {call}i64 128, i32 %seen, ptr null)").replace("WAKE", f"%w = {call}i64 129, i64 1)")
-    else:
-        text = text.replace("WAIT", f"%w = call i32 inttoptr (i64 {address('usleep')} to ptr)(i32 100)").replace("WAKE", "")
-    return text.replace("SPINS", str(_SPINS)).replace("YIELD", str(address("sched_yield")))
-
-
-def available_processors() -> int:
-    """Processors that this process may use."""
-    return len(_affinity()) or os.cpu_count() or 1
-
-
-def _affinity() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+_WAKE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_PAUSES = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 
 class Pool:
     """Worker threads; normally there is one pool in a process, see :func:`shared_pool`."""
 
     def __init__(self, loader: Loader) -> None:
-        self._code: NativeCode = loader(_pool_text())
+        self._code: NativeCode = loader(pool_text())
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._code))  # a worker may be in it when the process ends
         self._work = _WORK(self._code.address("graph_opt_pool_work"))
         self.run_address = self._code.address("graph_opt_pool_run")
         self._run = _RUN(self.run_address)
         self._take = _FLAG(self._code.address("graph_opt_pool_take"))
         self._leave = _FLAG(self._code.address("graph_opt_pool_leave"))
-        self._memory = aligned_bytes(_JOB_BYTES + _LIMIT * _BOX_BYTES)
+        self._wake = _WAKE(self._code.address("graph_opt_pool_wake"))
+        self._memory = aligned_bytes(BOXES + _LIMIT * BOX_BYTES)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._memory))
         self._memory.fill(0)
         self.address = int(self._memory.ctypes.data)
-        self._count = ctypes.c_int32.from_address(self.address + WORKERS)
-        self._processors = _affinity()
+        self._count = self._word(WORKERS)
+        self._spare = self._word(SPARE)
+        self._spare.value = -1
+        self._processors = affinity()
+        self._pause_time = max(1.0, min(_PAUSES(self._code.address("graph_opt_pool_pauses"))(200) for _ in range(5)) / 200)
         self._workers: list[threading.Thread] = []
         self._closed = False
+        self._be_patient(_SPIN_TIME)
+
+    def _word(self, offset: int) -> ctypes.c_int32:
+        return ctypes.c_int32.from_address(self.address + offset)
+
+    def _be_patient(self, time: int) -> None:
+        """How many nanoseconds workers wait before they sleep."""
+        self._word(SPINS).value = int(time / self._pause_time)
+        ctypes.c_int64.from_address(self.address + SPIN_TIME).value = time
 
     @property
     def workers(self) -> int:
         """How many threads have been started."""
         return len(self._workers)
 
-    def run(self, main: Callable[..., int], args: int, dims: int, workspace: int, state: int, threads: int) -> int:
-        """Runs the function on ``threads`` threads, the caller's among them (0: one for each processor), and waits for all.
+    def run(self, main: Callable[..., int], args: int, dims: int, workspace: int, state: int, threads: int, work: float) -> int:
+        """Runs the function on ``threads`` threads, the caller's among them, and waits for all.
 
-        Runs it on the caller's thread alone while another run uses the workers, and when no threads can be started.
+        ``work`` is about how many simple operations it has to do.  Runs it on the caller's thread alone when that is too little
+        to wake workers that sleep, while another run uses the workers, and when no threads can be started.
         """
-        wanted = min(threads or available_processors(), _LIMIT)
+        wanted = min(threads, _LIMIT)
         if wanted > 1 and self._take(self.address):
             try:
                 ready = min(wanted, self._start(wanted - 1) + 1)
                 if ready > 1:
-                    return self._run(self.address, main, args, dims, workspace, state, ready)  # type: ignore[no-any-return]
+                    return self._run(self.address, main, args, dims, workspace, state, ready, work)  # type: ignore[no-any-return]
             finally:
                 self._leave(self.address)
         return main(args, dims, workspace, state, 0, 1)
@@ -284,32 +102,52 @@ class Pool:
         while len(self._workers) < wanted and not self._closed:
             ready = threading.Event()
             number = len(self._workers) + 1
-            worker = threading.Thread(target=self._be_worker, args=(number, self._processor(number), ready), name=f"graph-opt-{number}", daemon=True)
+            box = self.address + BOXES + (number - 1) * BOX_BYTES
+            processor = self._processor()
+            ctypes.c_int32.from_address(box + BOX_PROCESSOR).value = -1 if processor is None else processor
+            worker = threading.Thread(target=self._be_worker, args=(number, box, processor, ready), name=f"graph-opt-{number}", daemon=True)
             try:
                 worker.start()
             except RuntimeError:  # the system has no more threads for us
                 break
             self._workers.append(worker)
             ready.wait()
+            self._find_spare()
             self._count.value = len(self._workers)
         return len(self._workers)
 
-    def _processor(self, number: int) -> int | None:
-        """Where a worker stays: the processors behind that of the caller; None when there are more threads than processors."""
-        if number >= len(self._processors):
-            return None
-        try:
-            here = self._processors.index(ctypes.CDLL(None).sched_getcpu())
-        except (AttributeError, ValueError):
-            here = 0
-        taken = (here + number) % len(self._processors)
-        return self._processors[taken]
+    def _taken(self) -> list[int]:
+        return [self._word(BOXES + i * BOX_BYTES + BOX_PROCESSOR).value for i in range(len(self._workers))]
 
-    def _be_worker(self, number: int, processor: int | None, ready: threading.Event) -> None:
+    def _processor(self) -> int | None:
+        """Where the next worker stays: a processor that no other worker nor the caller has; None when there is none left."""
+        if len(self._workers) + 1 >= len(self._processors):
+            self._be_patient(_SPIN_TIME // 50)  # there are more threads than processors: they keep each other waiting
+            return None
+        here, taken = self._here(), self._taken()
+        behind = [p for p in self._processors if p > here] + [p for p in self._processors if p <= here]
+        return next(p for p in behind if p not in taken and p != here)
+
+    def _find_spare(self) -> None:
+        """The processor that a worker goes to when the caller comes to its own."""
+        taken, here = self._taken(), self._here()
+        free = [p for p in self._processors if p not in taken]
+        self._spare.value = -1 if -1 in taken or not free else here if here in free else free[0]
+
+    def _here(self) -> int:
+        try:
+            return int(ctypes.CDLL(None).sched_getcpu())
+        except AttributeError:
+            return -1
+
+    def _be_worker(self, number: int, box: int, processor: int | None, ready: threading.Event) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the threads of the program
+        ctypes.c_int32.from_address(box + BOX_THREAD).value = threading.get_native_id()
         if processor is not None:
-            with contextlib.suppress(OSError):  # a processor that has gone: then it runs anywhere
+            try:
                 os.sched_setaffinity(threading.get_native_id(), {processor})
+            except OSError:  # a processor that has gone: then it runs anywhere
+                ctypes.c_int32.from_address(box + BOX_PROCESSOR).value = -1
         ready.set()
         self._work(self.address, number)
 
@@ -322,20 +160,13 @@ class Pool:
             time.sleep(0.001)
         self._closed = True
         self._count.value = 0
-        boxes = (ctypes.c_int32 * (_BOX_BYTES // 4 * len(self._workers))).from_address(self.address + _JOB_BYTES)
         for i in range(len(self._workers)):
-            boxes[i * (_BOX_BYTES // 4)] = -1
-            _wake(self.address + _JOB_BYTES + i * _BOX_BYTES)
+            self._word(BOXES + i * BOX_BYTES).value = -1
+            self._wake(self.address + BOXES + i * BOX_BYTES)
         for worker in self._workers:
             worker.join(1.0)
         self._workers = []
         self._leave(self.address)
-
-
-def _wake(address: int) -> None:
-    futex = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-    if sys.platform == "linux" and futex is not None:
-        ctypes.CDLL(None).syscall(ctypes.c_long(futex), ctypes.c_void_p(address), ctypes.c_long(129), ctypes.c_long(1))
 
 
 _shared: list[Pool] = []

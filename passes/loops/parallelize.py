@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ir.core import Block, Module, Operation
+from ir.dims import Dim, DimensionTooLarge, DimExpr, ceildiv, symbols_of
 from ir.opdef import REGISTRY
 from ir.rewriter import is_pure, walk_graphs
 from ir.types import VectorType
@@ -15,7 +16,10 @@ from passes.loops._loops import body, extent, inner_loop, is_loop, ranges, upper
 from passes.loops.interchange import obstacle, swap_loops
 
 LANES = 16
-COSTS = {"arith.constant": 0, "arith.divf": 4, "arith.divsi": 16, "arith.remsi": 16, "math.fma": 1, "math.sigmoid": 24, "math.silu": 36}
+COSTS = {
+    "arith.constant": 0, "arith.divf": 4, "arith.divsi": 16, "arith.remsi": 16, "memref.store": 4, "vector.store": 4,
+    "math.fma": 1, "math.sigmoid": 24, "math.silu": 36,
+}
 """What an operation costs, in simple ones; others of ``math`` count as 16."""
 
 
@@ -31,13 +35,14 @@ class Parallelize(Pass):
 
     After::
 
-        scf.parallel(%jt = 0 to 1536 step 48, tag="n.tile", mapping="threads") {
+        scf.parallel(%jt = 0 to 1536 step 48, tag="n.tile", mapping="threads", work=491520*(M ceildiv 8)) {
           scf.parallel(%it = 0 to M step 8, tag="m.tile") {
             ...
 
-    The outermost ``scf.parallel`` of every nest of a graph is shared when the nest is at least ``work`` simple operations
-    (on scalars or vectors of 16 lanes), or when nothing is known about its size; so are those in ``scf.for`` and
-    ``scf.if`` of a graph that have no results and make no memory.  Loops inside it run as before.
+    The outermost ``scf.parallel`` of every nest of a graph is shared when the nest may be ``work`` simple operations or more (on
+    scalars or vectors of 16 lanes); so are those in ``scf.for`` and ``scf.if`` of a graph that have no results and make no
+    memory.  How many operations a nest is, as far as that is known, is written down: when the program runs, the sizes decide whether
+    it is worth sharing.  Loops inside it run as before.
 
     An outermost loop of less than ``few`` rounds is too short to share.  Then the first longer parallel loop of the perfect
     nest changes places with it.  Where there is none, but the loop stands in the graph's own block and holds only loops,
@@ -47,12 +52,13 @@ class Parallelize(Pass):
     results have the same bits for any number of threads.
     """
 
-    work: int = 16384
+    work: int = 4096
     """simple operations from which on a nest is shared"""
     few: int = 4
     """an outermost loop of fewer rounds gives way to a longer one"""
 
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         sharing = _Sharing(self, context)
@@ -94,12 +100,15 @@ class _Sharing:
         elif most_rounds(loop) == 1:
             return
         loop.set_attribute("mapping", "threads")
+        amount = work_of(loop)
+        if amount is not None:
+            loop.set_attribute("work", amount)
         self.context.count("loops shared")
         self.changed = True
 
     def _is_worth_it(self, loop: Operation) -> bool:
         amount = work_of(loop)
-        return amount is None or amount >= self.work
+        return not isinstance(amount, int) or amount >= self.work
 
     def _can_open(self, loop: Operation) -> bool:
         """Whether all threads may run a loop, to share the loops inside it."""
@@ -138,19 +147,38 @@ def most_rounds(loop: Operation) -> int | None:
     return total
 
 
-def work_of(op: Operation) -> int | None:
+def _rounds(loop: Operation) -> Dim | None:
+    """How often a loop runs, from named dimensions, or at most; None when that is not known."""
+    most = most_rounds(loop)
+    if most == 0:
+        return 0
+    total: Dim = 1
+    for bounds in ranges(loop):
+        size = extent(bounds)
+        if not isinstance(bounds.step, int) or not isinstance(size, int | DimExpr) or any(n.startswith("%") for n in symbols_of(size)):
+            return most
+        total = total * ceildiv(size, bounds.step)
+    return total
+
+
+def work_of(op: Operation) -> Dim | None:
     """How many simple operations an operation is, with all inside it; None when the rounds of a loop are not known."""
     if not op.regions:
         return _cost(op)
-    inside = [work_of(inner) for region in op.regions for inner in region.block]
-    if not is_loop(op):
-        return None if None in inside else sum(a for a in inside if a is not None)
-    count = most_rounds(op)
-    if count == 0:
-        return 0
-    if count is None or None in inside:
+    rounds = _rounds(op) if is_loop(op) else 1
+    if rounds is None or rounds == 0:
+        return rounds
+    total: Dim = 0
+    for region in op.regions:
+        for inner in region.block:
+            amount = work_of(inner)
+            if amount is None:
+                return None
+            total = total + amount
+    try:
+        return rounds * total
+    except DimensionTooLarge:
         return None
-    return count * sum(a for a in inside if a is not None)
 
 
 def _cost(op: Operation) -> int:

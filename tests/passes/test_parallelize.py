@@ -58,8 +58,8 @@ def test_the_numbers_stay() -> None:
 
 @pytest.mark.parametrize(("rows", "columns", "work", "tags"), [
     ("8", "8", 16384, []),
-    ("8", "8", 128, ["row"]),
-    ("8", "8", 129, []),
+    ("8", "8", 320, ["row"]),
+    ("8", "8", 321, []),
     ("B", "8", 16384, ["row"]),
     ("64", "N", 16384, ["row"]),
     ("0", "N", 1, []),
@@ -71,8 +71,8 @@ def test_work_decides(rows: str, columns: str, work: int, tags: list[str]) -> No
 
 def test_expensive_operations_count_more() -> None:
     text = copies("8", "8").replace("memref.store(%v", "%e = math.exp(%v) : f32\n      memref.store(%e")
-    assert shared(optimize(text, f"parallelize{{work={18 * 64}}}")) == ["row"]
-    assert not shared(optimize(text, f"parallelize{{work={18 * 64 + 1}}}"))
+    assert shared(optimize(text, f"parallelize{{work={21 * 64}}}")) == ["row"]
+    assert not shared(optimize(text, f"parallelize{{work={21 * 64 + 1}}}"))
 
 
 def test_vectors_count_by_machine_vectors() -> None:
@@ -86,8 +86,8 @@ graph @main(%X: memref<f32[4, 160]>, %C: memref<f32[4, 160]>) {
   return
 }
 """
-    assert shared(optimize(text, "parallelize{work=80}")) == [""]
-    assert not shared(optimize(text, "parallelize{work=81}"))
+    assert shared(optimize(text, "parallelize{work=200}")) == [""]
+    assert not shared(optimize(text, "parallelize{work=201}"))
 
 
 @pytest.mark.parametrize("rows", ["1", "2", "3"])
@@ -134,7 +134,7 @@ def test_pieces_of_columns_share_rows() -> None:
     text = matmul("M", "80", "K")
     after = optimize(text, TILES + "peel{loop=m.tile, sizes=[4, 2, 1]},peel{loop=n.tile, sizes=[32]},parallelize")
     assert [k for k in kinds(after) if "n.tile" in k or "m.tile" in k] == ["for n.tile", *["parallel m.tile"] * 4] * 2
-    assert 'scf.parallel(%it = 0 to M-(M mod 8) step 8, tag="m.tile", mapping="threads")' in print_module(after)
+    assert 'scf.parallel(%it = 0 to M-(M mod 8) step 8, tag="m.tile", mapping="threads", work=' in print_module(after)
     assert set(shared(after)) == {"m.tile"}
     assert_same_runs(load(text), after, [((m, 2), (2, 80), (80,)) for m in (0, 1, 15)])
 
@@ -154,3 +154,25 @@ def test_twice_changes_nothing() -> None:
     module = load(copies("3", "900"))
     assert any(r.changed for r in apply(module, "parallelize{work=1}").records)
     assert not any(r.changed for r in apply(module, "parallelize{work=1}").records)
+
+
+@pytest.mark.parametrize(("rows", "columns", "work"), [
+    ("64", "1000", "320000"),
+    ("B", "8", "40*B"),
+    ("B", "C", "5*B*C"),
+    ("B", "C+1", "5*B*C+5*B"),
+])  # fmt: skip
+def test_the_work_is_written_down(rows: str, columns: str, work: str) -> None:
+    text = copies(rows, columns)
+    after = optimize(text, "parallelize")
+    assert f'tag="row", mapping="threads", work={work})' in print_module(after)
+    assert print_module(load(print_module(after))) == print_module(after)
+
+
+def test_work_that_nobody_knows_is_left_out() -> None:
+    text = copies("B", "C").replace("%j = 0 to C", "%j = %i to C")
+    assert 'tag="row", mapping="threads")' in print_module(optimize(text, "parallelize"))
+
+
+def test_steps_round_up() -> None:
+    assert 'mapping="threads", work=40*(B ceildiv 16))' in print_module(optimize(copies("B", "8", step=16), "parallelize"))
