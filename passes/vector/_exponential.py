@@ -30,11 +30,15 @@ TANH = (-0.33333060145378113, 0.13314810395240784, -0.05036460980772972)
 def exp(kit: Kit, x: Value, *, decaying: bool = False) -> Value:
     """Limits first: what is beyond them overflows or is 0 anyway.
 
-    For x <= 0 one power of two is enough, as it can be made 2**40 times too large.
+    For x <= 0 one power of two is enough, as it can be made 2**40 times too large.  What is 0, as of hidden scores that are -inf, is
+    chosen and not computed: where a product underflows, machines take a hundred times as long.
     """
-    limited = kit.at_least(x, -104.0, "exp_low")
     if decaying:
-        return mulf(shifted_exp(kit, limited, 40), kit.f(2.0**-40, "two_40_inverse"))  # type: ignore[no-any-return]
+        zero = kit.f(0.0, "zero")
+        gone = cmpf(x, kit.f(-104.0, "exp_low"), predicate="lt")
+        found = mulf(shifted_exp(kit, select(gone, zero, x), 40), kit.f(2.0**-40, "two_40_inverse"))
+        return select(gone, zero, found)  # type: ignore[no-any-return]
+    limited = kit.at_least(x, -104.0, "exp_low")
     r, bits = _reduced(kit, kit.at_most(limited, 89.0, "exp_high"), 254)
     return kit.scaled(kit.polynomial(r, EXP, "exp"), bits)
 

@@ -43,6 +43,26 @@ def shape_of(value: Value) -> tuple[int, ...]:
     return value.type.shape or (1,)
 
 
+def is_of_squares(shape: tuple[int, ...], lanes: int) -> bool:
+    """Whether a matrix is made of squares of ``lanes`` rows and columns (a power of two, 4 or more)."""
+    return lanes >= 4 and lanes & (lanes - 1) == 0 and all(size % lanes == 0 for size in shape)
+
+
+@lru_cache(maxsize=16)
+def exchanges(lanes: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The shuffles that transpose a square: step k puts two new rows in the place of every two that are 2**k apart.
+
+    Each step moves one bit of the row's number into the lane's number.  The first two stay in groups of 4 lanes, the others move
+    whole groups: machines have instructions for these.  At the end the two lowest bits of the row's number have changed places.
+    """
+    group = [(lane // 4 * 4, lane % 4) for lane in range(lanes)]
+    found = [tuple(base + w // 2 + (lanes if w % 2 else 0) for base, w in group), tuple(base + w % 2 + (lanes if w > 1 else 0) for base, w in group)]
+    pairs = [(low, tuple(n + 2 for n in low)) for low in found]
+    groups = np.arange(2 * lanes).reshape(-1, 4)
+    apart = (tuple(groups[0::2].reshape(-1).tolist()), tuple(groups[1::2].reshape(-1).tolist()))
+    return pairs + [apart] * (lanes.bit_length() - 3)
+
+
 class Pieces:
     """The pieces of all values, and the place where new operations go: in front of ``anchor`` in ``block``."""
 
@@ -208,6 +228,27 @@ class Pieces:
             if element != elements[0]:
                 result = self.make(insert, (self.element(element, name), result), {"position": (lane,)}, piece_type(dtype, len(elements)), name)
         return result
+
+    def transposed(self, pieces: Sequence[Value], shape: tuple[int, ...], name: str) -> list[Value]:
+        """The pieces of the transposed matrix, for one that is made of squares."""
+        lanes = self.lanes
+        down, across = shape[0] // lanes, shape[1] // lanes
+        turned: list[Value] = []
+        for c in range(across):
+            squares = [self._turned([pieces[(r * lanes + n) * across + c] for n in range(lanes)], name) for r in range(down)]
+            turned += [square[n] for n in range(lanes) for square in squares]
+        return turned
+
+    def _turned(self, rows: Sequence[Value], name: str) -> list[Value]:
+        """The columns of a square: log2(lanes) steps of as many shuffles as there are rows."""
+        found = list(rows)
+        for step, masks in enumerate(exchanges(self.lanes)):
+            for at in range(self.lanes):
+                if not at & 1 << step:
+                    other = at | 1 << step
+                    both = found[at], found[other]
+                    found[at], found[other] = (self.make(shuffle, both, {"mask": m}, both[0].type, name) for m in masks)
+        return [found[n & ~3 | (n & 1) << 1 | (n & 2) >> 1] for n in range(self.lanes)]
 
     def _shuffled(self, elements: Sequence[Element], sources: list[Value], name: str) -> Value:
         """Elements of vectors of one type: two at a time."""

@@ -14,7 +14,7 @@ from dialects.arith.constant import constant
 from dialects.arith.floats import addf, maximumf, minimumf, mulf
 from dialects.arith.integers import addi, maxsi, maxui, minsi, minui, muli, subi
 from dialects.graph._shapes import normalize_axes
-from dialects.vector import insert, step
+from dialects.vector import insert, shuffle, step
 from ir.attributes import Dense
 from ir.builtin import yield_
 from ir.core import Block, Graph, Operation, Region, Trivia, Value
@@ -24,7 +24,7 @@ from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, OperandArg, RangeAr
 from ir.opdef import PRESENT, REGISTRY, OpDef
 from ir.types import DType, ScalarType, Type, VectorType, boolean, index
 from passes.loops._indices import Operands, of_value
-from passes.vector._pieces import Element, Pieces, piece_type, shape_of
+from passes.vector._pieces import Element, Pieces, is_of_squares, piece_type, shape_of
 
 
 class Unroller(Pieces):
@@ -168,6 +168,9 @@ class Unroller(Pieces):
             pieces, count = self.of(source), len(self.widths(shape[-1]))
             rows = np.arange(math.prod(shape[:-1])).reshape(shape[:-1]).transpose(perm[:-1])
             self.define(result, [p for r in rows.reshape(-1).tolist() for p in pieces[r * count : r * count + count]])
+            return
+        if perm == (1, 0) and is_of_squares(shape, self.lanes):
+            self.define(result, self.transposed(self.of(source), shape, result.name))
             return
         elements = self.elements(source)
         order = np.arange(math.prod(shape)).reshape(shape).transpose(perm)
@@ -349,8 +352,8 @@ class Unroller(Pieces):
             columns = [[pieces[r * len(widths) + c] for r in group] for c in range(len(widths))]
             rows.append([self._tree(definition, column, name) for column in columns])
         if len(shape) - 1 in found:
-            scalars = [self._across(definition, row, name) for row in rows]
-            elements: list[Element] = [(s, 0) for s in scalars]
+            elements = self._across_rows(definition, rows, name)
+            scalars = [e[0] for e in elements]
             reduced = self.regroup(elements, shape_of(result), name) if isinstance(result.type, VectorType) else scalars
         else:
             reduced = [p for row in rows for p in row]
@@ -366,6 +369,34 @@ class Unroller(Pieces):
             low, high = values[:half], values[half:]
             values = [self.make(definition, (a, b), None, a.type, name) for a, b in zip(low, high, strict=False)] + low[len(high) :]
         return values[0]
+
+    def _across_rows(self, definition: OpDef, rows: list[list[Value]], name: str) -> list[Element]:
+        """Each of the rows combined to one element.
+
+        Rows of one whole piece are combined together, in the same order as alone: two pieces that hold some rows become one that
+        holds all of them, with half as many lanes for each.
+        """
+        width = _width(rows[0][0])
+        if len(rows) < 2 or len(rows[0]) > 1 or width < 2 or width & (width - 1):
+            return [(self._across(definition, row, name), 0) for row in rows]
+        pieces = [row[0] for row in rows]
+        held = [[n] for n in range(len(rows))]  # which rows a piece holds
+        half = width // 2
+        while half:
+            pairs = [(n, min(n + 1, len(pieces) - 1)) for n in range(0, len(pieces), 2)]
+            low = tuple(n for n in range(2 * width) if n // half % 2 == 0)
+            masks = low, tuple(n + half for n in low)
+            joined = []
+            for a, b in pairs:
+                parts = [self.make(shuffle, (pieces[a], pieces[b]), {"mask": m}, pieces[a].type, name) for m in masks]
+                joined.append(self.make(definition, parts, None, pieces[a].type, name))
+            held = [held[a] + held[b] for a, b in pairs]
+            pieces, half = joined, half // 2
+        places: dict[int, Element] = {}
+        for piece, some in zip(pieces, held, strict=True):
+            for lane, row in enumerate(some):
+                places.setdefault(row, (piece, lane))
+        return [places[n] for n in range(len(rows))]
 
     def _across(self, definition: OpDef, row: list[Value], name: str) -> Value:
         """The pieces of a row combined to a scalar."""

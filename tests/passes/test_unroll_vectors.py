@@ -3,11 +3,13 @@
 import re
 import time
 
+import numpy as np
 import pytest
 from pass_checks import load
 from vector_checks import MATMUL, assert_same, body, check, random_arrays, transformed, vector_types
 
 from ir.diagnostics import GraphError
+from ir.interpreter import Interpreter
 from ir.types import VectorType, f32
 from passes.infra.base import PassContext
 from passes.pipelines import load_pipeline
@@ -176,6 +178,21 @@ vector.store(%t, %C[0:+{n}, 0:+{m}])
         assert not any("vector.insert" in line for line in lines) or m == "17", "pieces are shuffled"
 
 
+@pytest.mark.parametrize(("shape", "lanes"), [((32, 16), 16), ((16, 48), 16), ((8, 8), 8), ((4, 12), 4)])
+def test_transposes_of_squares_take_few_shuffles(shape, lanes):
+    m, n = shape
+    text = program(
+        f"%A: memref<f32[{m}, {n}]>, %C: memref<f32[{n}, {m}]>",
+        f"""
+%a = vector.load(%A[0:+{m}, 0:+{n}]) : vector<f32[{m}, {n}]>
+%t = vector.transpose(%a, perm=[1, 0]) : vector<f32[{n}, {m}]>
+vector.store(%t, %C[0:+{n}, 0:+{m}])
+""",
+    )
+    lines = check_pieces(text, lanes=lanes, pipeline=f"unroll-vectors{{lanes={lanes}}}")
+    assert sum("vector.shuffle" in line for line in lines) == m * n // lanes * (lanes.bit_length() - 1)
+
+
 def test_transposes_of_rows_move_nothing():
     text = program(
         "%A: memref<f32[2, 3, 16]>, %C: memref<f32[3, 2, 16]>",
@@ -276,6 +293,30 @@ def test_reductions(dtype, kind):
     if len(results) > 3:
         lines += f'%s = vector.multi_reduction(%a, kind="{kind}", axes=[0, 1, 2]) : {dtype}\nmemref.store(%s, %S[])\n'
     check_pieces(program(", ".join(parameters), lines), exact=True)
+
+
+@pytest.mark.parametrize(("rows", "width", "shuffles"), [(12, 16, 24), (16, 16, 30), (3, 16, 10), (5, 8, 12), (2, 4, 4)])
+@pytest.mark.parametrize("kind", ["add", "max"])
+def test_reductions_of_several_rows(rows, width, shuffles, kind):
+    text = program(
+        f"%A: memref<f32[{rows}, {width}]>, %C: memref<f32[{rows}]>",
+        f"""
+%a = vector.load(%A[0:+{rows}, 0:+{width}]) : vector<f32[{rows}, {width}]>
+%r = vector.multi_reduction(%a, kind="{kind}", axes=[1]) : vector<f32[{rows}]>
+vector.store(%r, %C[0:+{rows}])
+""",
+    )
+    lines = check_pieces(text, exact=True)
+    joined = sum("vector.shuffle" in line for line in lines)
+    assert shuffles <= joined <= shuffles + 1, "two for every two pieces, and one for the rows that there are"
+    a = random_arrays(load(text), {})[0]
+    after = transformed(text, PASS)[1]
+    c = np.zeros(rows, np.float32)
+    Interpreter(after, {}).run(after.graphs["main"], [a, c])
+    halves = a
+    while kind == "add" and halves.shape[1] > 1:
+        halves = halves[:, : halves.shape[1] // 2] + halves[:, halves.shape[1] // 2 :]
+    assert np.array_equal(c, halves[:, 0] if kind == "add" else a.max(axis=1)), "the order of each row is the one it has alone"
 
 
 def test_choices_and_carried_values():
