@@ -139,7 +139,8 @@ class Dependence:
         name = f"#{place}{side}" if place is not None else f"?{value.name}{side}"
         start = self.normal(bounds.start, side)
         if name not in self.numbers:
-            spans = tuple(self.normal(t, side) - start - 1 for t in minimum_terms(bounds.stop))
+            lengths = [self.normal(t, side) - start for t in minimum_terms(bounds.stop)]
+            spans = tuple(s - (bounds.step if _is_multiple(s, bounds.step) else 1) for s in lengths)
             self.numbers[name] = _Number(2 * _depth(value), spans, bounds.step)
         return start + symbol(name) * bounds.step
 
@@ -197,6 +198,21 @@ def can_meet(gap: Dim, low: int, high: int, numbers: Mapping[str, _Number], grap
     if any(_proves_positive(low - most, graph) for most in upper_limits(gap, numbers, graph)):
         return False
     return not any(_proves_positive(0 - most - high, graph) for most in upper_limits(-1 * gap, numbers, graph))
+
+
+def _is_multiple(expr: Dim, size: int) -> bool:
+    """Whether an expression is a multiple of a number for what ``peel`` writes: ``N-(N mod 48)`` is one of 48."""
+    whole: Dim = 0  # with n - c * (n floordiv c) for n mod c
+    for monomial, factor in expr.terms if isinstance(expr, DimExpr) else (((), expr),) if isinstance(expr, int) else ():
+        atom = monomial[0] if len(monomial) == 1 else None
+        term: Dim = factor if not monomial else DimExpr(((monomial, factor),))
+        if isinstance(atom, DimFunction) and atom.kind == "mod" and isinstance(atom.args[1], int):
+            term = factor * (atom.args[0] - atom.args[1] * symbol(f"?{atom}"))
+        whole = whole + term
+    if whole == expr:
+        factors = [c for _, c in expr.terms] if isinstance(expr, DimExpr) else [expr]
+        return all(isinstance(c, int) and c % size == 0 for c in factors)
+    return _is_multiple(whole, size)
 
 
 def _proves_positive(expr: Dim, graph: Graph) -> bool:

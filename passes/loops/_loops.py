@@ -256,7 +256,33 @@ def is_nonnegative(dim: Dim, graph: Graph) -> bool:
         return dim >= 0
     if not isinstance(dim, DimExpr):
         return False
-    return all(c > 0 and all(_atom_nonnegative(a, graph) for a in m) for m, c in dim.terms)
+    return all(c > 0 and all(_atom_nonnegative(a, graph) for a in m) for m, c in _without_remainders(dim))
+
+
+def _without_remainders(dim: DimExpr) -> Sequence[tuple[tuple[str | DimFunction, ...], int]]:
+    """The terms without those that cancel out: ``N mod 64`` is not less than ``N mod 16``."""
+    terms = dict(dim.terms)
+    for monomial, factor in dim.terms:
+        small = monomial[0] if len(monomial) == 1 and factor < 0 else None
+        if not isinstance(small, DimFunction) or small.kind != "mod" or not isinstance(small.args[1], int) or small.args[1] <= 0:
+            continue
+        for other, has in terms.items():
+            if has > 0 and _is_at_least(other, small):
+                taken = min(has, -terms[monomial])
+                terms[other] -= taken
+                terms[monomial] += taken
+    return [(m, c) for m, c in terms.items() if c]
+
+
+def _is_at_least(monomial: tuple[str | DimFunction, ...], small: DimFunction) -> bool:
+    """Whether a term is at least the remainder ``x mod n``: it is the remainder x itself, or ``x mod 2*n``."""
+    large = monomial[0] if len(monomial) == 1 else None
+    if not isinstance(large, DimFunction) or large.kind != "mod" or not isinstance(large.args[1], int) or large.args[1] <= 0:
+        return False
+    if small.args[0] == DimExpr(((monomial, 1),)):
+        return True
+    assert isinstance(small.args[1], int)
+    return large.args[0] == small.args[0] and large.args[1] % small.args[1] == 0
 
 
 def _atom_nonnegative(atom: str | DimFunction, graph: Graph) -> bool:

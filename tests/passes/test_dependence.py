@@ -133,6 +133,34 @@ def test_reshaped_buffers() -> None:
     assert found(load(program(body.replace("{offset}", "5")))) == [("=", ">")]
 
 
+def pieces(tiles: tuple[int, ...], ends: tuple[str, ...], width: int) -> list[Operation]:
+    """Loops that go on from each other; the first one reads ``width`` elements, the others write one."""
+    text, start = "%v = arith.constant(1.0) : f32\n", "0"
+    for name, step, end in zip("ijk", tiles, ends, strict=True):
+        body = f"%x = vector.load(%C[%i:+{width}]) : vector<f32[{width}]>" if name == "i" else f"memref.store(%v, %C[%{name}])"
+        text += f"scf.for(%{name} = {start} to {end} step {step}) {{\n{body}\nyield\n}}\n"
+        start = end
+    return [op for op in load(program(text, "%C: memref<f32[N]>")).main.block if is_loop(op)]
+
+
+@pytest.mark.parametrize(
+    ("tiles", "ends"),
+    [
+        ((64, 16, 16), ("N-(N mod 64)", "N-(N mod 16)", "N")),
+        ((48, 32, 16), ("N-(N mod 48)", "N-((N mod 48) mod 32)", "N")),
+        ((48, 16, 4), ("N-(N mod 48)", "N-(N mod 16)", "N")),
+    ],
+)
+def test_pieces_of_a_peeled_loop(tiles: tuple[int, ...], ends: tuple[str, ...]) -> None:
+    """Whole tiles and the pieces of the remainder touch different elements."""
+    for extra in (0, 1):
+        whole, *rest = pieces(tiles, ends, tiles[0] + extra)
+        assert whole.block is not None
+        assert may_conflict(all_accesses([whole]), all_accesses([rest[0]]), whole.block) == bool(extra)
+        assert not may_conflict(all_accesses([rest[0]]), all_accesses([rest[1]]), whole.block)
+        assert extra or not may_conflict(all_accesses([whole]), all_accesses([rest[1]]), whole.block)
+
+
 def test_memory_of_a_round() -> None:
     body = ["%T = memref.alloc() : memref<f32[4]>", "memref.store(%v, %T[0])", "%x = memref.load(%T[0]) : f32"]
     assert found(nest([BY_I, "scf.for(%j = 0 to 4)"], body)) == [("=", "=")]

@@ -40,7 +40,11 @@ def test_bounds_are_found() -> None:
     assert upper_bound(mod(N, 8) - mod(N, 4)) == 7
     assert upper_bound(dim_min(N, 9) + 1) == 10
     assert upper_bound(N) is None and upper_bound(-1 * N) is None
-    assert is_nonnegative(2 * N + mod(S, 3), load(total("N")).main)
+    graph = load(total("N")).main
+    assert is_nonnegative(2 * N + mod(S, 3), graph)
+    assert is_nonnegative(mod(N, 48) - mod(mod(N, 48), 32), graph)
+    assert is_nonnegative(2 * mod(N, 64) - mod(N, 16), graph) and not is_nonnegative(mod(N, 64) - mod(N, 48), graph)
+    assert not is_nonnegative(mod(N, 64) - 2 * mod(N, 16), graph) and not is_nonnegative(mod(N, 64) - mod(S, 16), graph)
 
 
 @pytest.mark.parametrize(("first", "second"), [(48, 16), (16, 4), (48, 32), (8, 8), (5, 1)])

@@ -323,6 +323,27 @@ def test_vectors() -> None:
     assert not in_place(body.replace("%A[%i, %j:+4]", "%A[%i, -%j+4:+4]"))
 
 
+def test_rows_in_tiles_and_pieces() -> None:
+    """A softmax of rows of any length works where its scores lie, also when the loops are in tiles and remainders."""
+    text = """graph @main(%x: f32[B, C], %w: f32[C, C]) -> f32[B, C] {
+  %a = matmul(%x, %w)
+  %m = max(%a, axes=[1], keepdims=true)
+  %d = sub(%a, %m)
+  %e = exp(%d)
+  %s = sum(%e, axes=[1], keepdims=true)
+  %q = div(%e, %s)
+  %y = matmul(%q, %w)
+  return %y
+}
+"""
+    module = parse_module(text)
+    apply(module, PRESETS["cpu"].partition("plan-memory,")[0] + "plan-memory")
+    found = places(module)
+    assert len({found[n] for n in found if n.split(".")[0] in ("a", "e", "q")}) == 1
+    arrays = generate_inputs(module, module.main, {"B": 2, "C": 83}, "real", 2)
+    check_plan(module, "main", arrays)
+
+
 # -- sizes -------------------------------------------------------------------------------------------------------------
 
 
