@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codegen.runtime.entry import make_entry
+from codegen.runtime.outputs import as_outputs, bring, check_outputs
 from graph_opt.binding import at_location, plain_array
 from ir.clone import clone_module
 from ir.core import Graph, Module, Operation
 from ir.diagnostics import Diagnostic, GraphError
 from ir.interpreter import Interpreter
 from ir.signature import array_type, bind_shapes, check_count, match_arguments
-from ir.types import TensorType, Type, is_known
+from ir.types import TensorType, Type, is_known, substitute_type
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -24,14 +25,18 @@ if TYPE_CHECKING:
     from codegen.runtime.program import NativeProgram
     from ir.weights import WeightSource
 
+    Arrays = list[NDArray[Any]]
+    OnOperation = Callable[[Operation, Sequence[Any]], None]
+
 
 class Executable(ABC):
     """Runs one graph of a module.
 
     Call it with arrays by position or by name; it returns an array, or a tuple when the graph has several results (an
     empty one when it has none).  Arrays must have the declared element types and fitting shapes; any memory layout is
-    accepted.  Arrays of ``inout`` parameters are updated in place.  Raises :class:`GraphError` for arguments that don't
-    fit and for values that an operation can't handle.
+    accepted.  Arrays of ``inout`` parameters are updated in place.  ``out=`` is an array for the result, or a tuple of one for
+    each, which is then returned (a parameter called ``out`` hides it).  Raises :class:`GraphError` for arguments that don't fit
+    and for values that an operation can't handle.
 
     ``module`` is the program after the passes; ``str(executable)`` its text.
     """
@@ -53,28 +58,31 @@ class Executable(ABC):
         """Names of the results, in order."""
         return list(self.graph.result_names)
 
-    def __call__(self, /, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
+    def __call__(self, /, *args: ArrayLike, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
-    def _call(self, /, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
-        results = self.run(match_arguments(self.graph, args, kwargs))
+    def _call(self, /, *args: ArrayLike, **kwargs: Any) -> Any:
+        out = None if "out" in self.input_names else kwargs.pop("out", None)
+        results = self.run(match_arguments(self.graph, args, kwargs), out=out)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def run(self, arrays: Sequence[ArrayLike], on_operation: Callable[[Operation, Sequence[Any]], None] | None = None) -> list[NDArray[Any]]:
+    def run(self, arrays: Sequence[ArrayLike], on_operation: OnOperation | None = None, *, out: Any = None) -> list[NDArray[Any]]:
         """The results for arrays in parameter order.
 
-        ``on_operation`` is called after each operation, where operations run one by one: in the interpreter.
+        ``on_operation`` is called after each operation, where operations run one by one: in the interpreter.  ``out`` are arrays
+        for the results.
         """
         try:
+            outputs = None if out is None else as_outputs(self.graph, out)
             checked = [_as_array(a, p) for a, p in zip(arrays, self.graph.parameters, strict=False)]
-            return self._run(checked if len(checked) == len(arrays) else [np.asarray(a) for a in arrays], on_operation)
+            return self._run(checked if len(checked) == len(arrays) else [np.asarray(a) for a in arrays], on_operation, outputs)
         except MemoryError as error:
             raise GraphError(Diagnostic(f"not enough memory: {error}", self.graph.loc)) from error
         except GraphError as error:
             raise at_location(error, self.graph.loc) from error
 
     @abstractmethod
-    def _run(self, arrays: list[NDArray[Any]], on_operation: Callable[[Operation, Sequence[Any]], None] | None) -> list[NDArray[Any]]:
+    def _run(self, arrays: Arrays, on_operation: OnOperation | None, out: Arrays | None) -> Arrays:
         """The results; arguments that are no arrays have been refused."""
 
 
@@ -86,9 +94,27 @@ class ReferenceExecutable(Executable):
         self._interpreter = Interpreter(module, sources)
         self._interpreter.check_sizes(graph, {})
 
-    def _run(self, arrays: list[NDArray[Any]], on_operation: Callable[[Operation, Sequence[Any]], None] | None) -> list[NDArray[Any]]:
+    def _run(self, arrays: Arrays, on_operation: OnOperation | None, out: Arrays | None) -> Arrays:
         self._interpreter.on_operation = on_operation
-        return self._interpreter.run(self.graph, arrays)
+        if out is None:
+            return self._interpreter.run(self.graph, arrays)
+        self._check_types(arrays, out)
+        results = self._interpreter.run(self.graph, arrays)
+        check_outputs(self.graph, out, [(r.shape, r.dtype) for r in results], arrays)
+        bring(out, results)
+        return out
+
+    def _check_types(self, arrays: Arrays, out: Arrays) -> None:
+        """Refuses arrays for results, as far as that can be told before the run."""
+        graph = self.graph
+        check_count(graph, len(arrays))
+        names = bind_shapes(graph, [array_type(a, p) for a, p in zip(arrays, graph.parameters, strict=True)])
+        for at, value in enumerate(graph.results):
+            type_ = substitute_type(value.type, names)
+            if isinstance(type_, TensorType) and all(isinstance(d, int) for d in type_.shape):
+                shapes: Any = [(a.shape, a.dtype.newbyteorder("=")) for a in out]
+                shapes[at] = (type_.shape, type_.dtype.numpy)
+                check_outputs(graph, out, shapes, arrays)
 
 
 class NativeExecutable(Executable):
@@ -106,8 +132,8 @@ class NativeExecutable(Executable):
         self._entry = make_entry(program, self._call, self._fail, load)
         self.__call__ = self._call if self._entry is None else self._entry.callable  # type: ignore[method-assign]
 
-    def _run(self, arrays: list[NDArray[Any]], on_operation: Callable[[Operation, Sequence[Any]], None] | None) -> list[NDArray[Any]]:
-        results = self._program.run(arrays)
+    def _run(self, arrays: Arrays, on_operation: OnOperation | None, out: Arrays | None) -> Arrays:
+        results = self._program.run(arrays, out=out)
         if self._entry is not None:
             self._entry.adopt()
         return results
@@ -130,7 +156,7 @@ class DeferredExecutable(Executable):
         self._make = make
         self._made: dict[tuple[Type, ...], Executable] = {}
 
-    def _run(self, arrays: list[NDArray[Any]], on_operation: Callable[[Operation, Sequence[Any]], None] | None) -> list[NDArray[Any]]:
+    def _run(self, arrays: Arrays, on_operation: OnOperation | None, out: Arrays | None) -> Arrays:
         check_count(self.graph, len(arrays))
         types = tuple(array_type(a, p) for a, p in zip(arrays, self.graph.parameters, strict=True))
         program = self._made.pop(types, None)
@@ -140,7 +166,7 @@ class DeferredExecutable(Executable):
         self._made[types] = program  # the last in the order of use
         if len(self._made) > self.LIMIT:
             del self._made[next(iter(self._made))]
-        return program._run(arrays, on_operation)
+        return program._run(arrays, on_operation, out)
 
     def _specialized(self, types: Sequence[TensorType]) -> Executable:
         from passes.graph.specialize import specialize_graph

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,7 @@ _CHECKED_BOOLS = 4096
 _CONTROL_BYTES = 64  # i32 whether the workspace is in use; at +8 its address, at +16 its size
 
 _NAME = "graph_opt_entry"
+_OUT = sys.intern("out")
 
 _BOOLS = f"""
 define internal i1 @graph_opt_are_bools(ptr %data, i64 %count) {{
@@ -156,6 +158,8 @@ class _Writer:
         self.conditions: list[str] = []
         self.parameter_types: list[TensorType | MemRefType] = []
         self.data: list[str] = []
+        self.gives = False  # whether the caller may give arrays for results
+        self.taken: list[tuple[str, str]] = []
         self.threads = program.threads
         for parameter in program.graph.parameters:
             if not isinstance(parameter.type, TensorType | MemRefType) or any(isinstance(d, UnknownDim) for d in parameter.type.shape):
@@ -174,15 +178,15 @@ class _Writer:
         out.add("%failure = alloca ptr, i64 2, align 16")
         out.add("%no_names = icmp eq ptr %names, null")
         out.add(f"%right_count = icmp eq i64 %count, {parameters}")
-        self._go_on_if(["%no_names", "%right_count"])
+        self._go_on_if(["%right_count"])
+        self._keywords()
         sizes = [self._argument(i, t) for i, t in enumerate(self.parameter_types)]
         self._bind(sizes)
         self._check_apart()
         self._check_workers()
         self._shapes_of_results()
         self._workspace()
-        for i in range(results):
-            self._result(i)
+        self._results()
         self._run()
         self._return()
         self._failures()
@@ -205,6 +209,36 @@ class _Writer:
         following = f"go{len(self.out.lines)}"
         self.out.add(f"br i1 {self.out.all_of(conditions)}, label %{following}, label %{otherwise}")
         self.out.label(following)
+
+    def _keywords(self) -> None:
+        """No keywords, or the one for results: ``%out0`` and so on are the caller's arrays, or null."""
+        out, count = self.out, len(self.program.result_types)
+        if count == 0 or any(p.name == "out" for p in self.program.graph.parameters):
+            self._go_on_if(["%no_names"])
+            self.gives = False
+            return
+        self.gives = True
+        before = out.lines[-1].removesuffix(":")  # the block that was begun last
+        out.add("br i1 %no_names, label %positional, label %named")
+        out.label("named")
+        size = out.let(self._call("i64", "PyTuple_Size", "ptr %names"))
+        self._go_on_if([out.let(f"icmp eq i64 {size}, 1")])
+        name = out.let(self._call("ptr", "PyTuple_GetItem", "ptr %names, i64 0"))
+        self._go_on_if([out.let(f"icmp eq ptr {name}, inttoptr (i64 {id(_OUT)} to ptr)")])
+        given = self._field("ptr", "%items", 8 * len(self.parameter_types))
+        arrays = [given]
+        if count > 1:
+            kind = self._field("ptr", given, TYPE_OFFSET)
+            self._go_on_if([out.let(f"icmp eq ptr {kind}, inttoptr (i64 {id(tuple)} to ptr)")])
+            length = out.let(self._call("i64", "PyTuple_Size", f"ptr {given}"))
+            self._go_on_if([out.let(f"icmp eq i64 {length}, {count}")])
+            arrays = [out.let(self._call("ptr", "PyTuple_GetItem", f"ptr {given}, i64 {i}")) for i in range(count)]
+        out.add("br label %into")
+        out.label("into")
+        out.add("br label %positional")
+        out.label("positional")
+        for i, array in enumerate(arrays):
+            out.add(f"%out{i} = phi ptr [ null, %{before} ], [ {array}, %into ]")
 
     def _argument(self, position: int, type_: TensorType | MemRefType) -> list[str]:
         """Checks an argument as far as that needs no other; returns registers with its sizes."""
@@ -355,7 +389,37 @@ class _Writer:
         out.label("ready")
         out.add(f"{used} = load ptr, ptr getelementptr (i8, ptr inttoptr (i64 {self.control} to ptr), i64 8)")
 
-    def _result(self, position: int) -> None:
+    def _results(self) -> None:
+        """The arrays for the results: the caller's, or new ones."""
+        out, count = self.out, len(self.program.result_types)
+        if self.gives:
+            out.add("%fresh = icmp eq ptr %out0, null")
+            out.add("br i1 %fresh, label %make, label %given")
+            out.label("given")
+            for i in range(count):
+                self._given(i)
+            for i in range(count):
+                out.add(self._call("void", "Py_IncRef", f"ptr %out{i}"))
+            out.add("br label %taken")
+            out.label("taken")
+            out.add("br label %have")
+            out.label("make")
+        for i in range(count):
+            self._make(i)
+        if self.gives:
+            out.add("br label %made_all")
+            out.label("made_all")
+            out.add("br label %have")
+            out.label("have")
+        for i in range(count):
+            if self.gives:
+                out.add(f"%result{i} = phi ptr [ %made{i}, %made_all ], [ %out{i}, %taken ]")
+            else:
+                out.add(f"%result{i} = getelementptr i8, ptr %made{i}, i64 0")
+        for i in range(count):
+            self._store_pointer(len(self.parameter_types) + i, self._field("ptr", f"%result{i}", DATA_OFFSET))
+
+    def _make(self, position: int) -> None:
         out, type_ = self.out, self.program.result_types[position]
         for axis, number in enumerate(self.result_shapes[position]):
             place = out.let(f"getelementptr i64, ptr %shape, i64 {axis}")
@@ -363,11 +427,39 @@ class _Writer:
         dtype = f"ptr inttoptr (i64 {id(type_.dtype.numpy)} to ptr)"
         out.add(self._call("void", "Py_IncRef", dtype))  # the new array takes this reference
         out.add(
-            f"%result{position} = call ptr inttoptr (i64 {self.interface.new_array} to ptr)("
+            f"%made{position} = call ptr inttoptr (i64 {self.interface.new_array} to ptr)("
             f"ptr inttoptr (i64 {self.interface.array_type} to ptr), {dtype}, i32 {type_.rank}, ptr %shape, ptr null, ptr null, i32 0, ptr null)"
         )
-        self._go_on_if([out.let(f"icmp ne ptr %result{position}, null")], f"failed{position}")
-        self._store_pointer(len(self.parameter_types) + position, self._field("ptr", f"%result{position}", DATA_OFFSET))
+        self._go_on_if([out.let(f"icmp ne ptr %made{position}, null")], f"failed{position}")
+
+    def _given(self, position: int) -> None:
+        """Goes the slow way unless the caller's array for a result is a plain one that fits and is apart from all others."""
+        out, type_, item = self.out, self.program.result_types[position], f"%out{position}"
+        slow = "failed0"  # nothing is held yet but the workspace
+        kind = self._field("ptr", item, TYPE_OFFSET)
+        self._go_on_if([out.let(f"icmp eq ptr {kind}, inttoptr (i64 {self.interface.array_type} to ptr)")], slow)
+        wanted = C_CONTIGUOUS | ALIGNED | WRITEABLE
+        flags = out.let(f"and i32 {self._field('i32', item, FLAGS_OFFSET)}, {wanted}")
+        conditions = [
+            out.let(f"icmp eq ptr {self._field('ptr', item, DTYPE_OFFSET)}, inttoptr (i64 {id(type_.dtype.numpy)} to ptr)"),
+            out.let(f"icmp eq i32 {self._field('i32', item, RANK_OFFSET)}, {type_.rank}"),
+            out.let(f"icmp eq i32 {flags}, {wanted}"),
+        ]
+        self._go_on_if(conditions, slow)
+        shape = self._field("ptr", item, SHAPE_OFFSET) if type_.rank else ""
+        conditions, count = [], str(type_.dtype.itemsize)
+        for axis, number in enumerate(self.result_shapes[position]):
+            size = self._field("i64", shape, 8 * axis)
+            conditions.append(out.let(f"icmp eq i64 {size}, {number.text}"))
+            count = out.let(f"mul i64 {count}, {size}")
+        start = out.let(f"ptrtoint ptr {self._field('ptr', item, DATA_OFFSET)} to i64")
+        end = out.let(f"add i64 {start}, {count}")
+        others = [(out.let(f"ptrtoint ptr {d} to i64"), size) for d, size in zip(self.data, self.sizes, strict=True)]
+        for other, size in [*((o, s) for o, s in others), *self.taken]:
+            behind = out.let(f"icmp ule i64 {out.let(f'add i64 {other}, {size}')}, {start}")
+            conditions.append(out.let(f"or i1 {behind}, {out.let(f'icmp ule i64 {end}, {other}')}"))
+        self._go_on_if(conditions, slow)
+        self.taken.append((start, count))
 
     def _run(self) -> None:
         """Calls the program, with Python's lock given up while much is to be done."""
@@ -438,7 +530,7 @@ class _Writer:
         out, count = self.out, len(self.program.result_types)
         for position in range(count):  # no memory for this result: the workspace is held, and those before it
             out.label(f"failed{position}")
-            self._drop(position)
+            self._drop(position, "made")
             self._free_workspace()
             out.add(self._call("void", "PyErr_Clear", ""))  # the slow path will say it better
             out.add("br label %slow")
@@ -469,9 +561,9 @@ class _Writer:
             out.add(self._call("void", "Py_DecRef", f"ptr %bytes{i}"))  # which takes null
         out.add("ret ptr null")
 
-    def _drop(self, count: int) -> None:
+    def _drop(self, count: int, name: str = "result") -> None:
         for i in range(count):
-            self.out.add(self._call("void", "Py_DecRef", f"ptr %result{i}"))
+            self.out.add(self._call("void", "Py_DecRef", f"ptr %{name}{i}"))
 
 
 def _is_name(dim: Dim) -> bool:

@@ -26,6 +26,7 @@ _FUNCTIONS = (
     "PyTuple_GetItem",
     "PyTuple_New",
     "PyTuple_SetItem",
+    "PyTuple_Size",
     "Py_DecRef",
     "Py_IncRef",
 )

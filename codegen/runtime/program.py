@@ -28,6 +28,7 @@ from codegen.runtime.abi import (
 )
 from codegen.runtime.arguments import is_plain, plain_copy, prepare, written_buffers
 from codegen.runtime.frames import Frame, Frames
+from codegen.runtime.outputs import bring, check_outputs, run_into
 from codegen.runtime.pages import aligned_arrays, aligned_bytes
 from codegen.runtime.processors import available_processors
 from ir.core import Graph, Parameter, Value
@@ -120,10 +121,13 @@ class NativeProgram:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run(self, arrays: Sequence[NDArray[Any]], *, lasting: bool = False) -> list[NDArray[Any]]:
+    def run(
+        self, arrays: Sequence[NDArray[Any]], *, lasting: bool = False, out: list[NDArray[Any]] | None = None
+    ) -> list[NDArray[Any]]:
         """The results for arrays in parameter order; arrays of ``inout`` parameters are updated in place.
 
-        ``lasting`` results are kept and read for long: they lie side by side, aligned, on large pages.
+        ``lasting`` results are kept and read for long: they lie side by side, aligned, on large pages.  ``out`` are the
+        caller's arrays for the results, which are then returned (see :mod:`codegen.runtime.outputs`).
 
         Raises :class:`GraphError` when the arrays don't fit or an operation fails on their values, MemoryError when
         there is not enough memory.
@@ -136,8 +140,13 @@ class NativeProgram:
             if len(self._plans) >= _KEPT_PLANS:
                 self._plans.clear()
             self._plans[key] = plan
+        if out is not None:
+            check_outputs(self.graph, out, plan.results, list(arrays))
         ready = prepare(self.graph, arrays, plan.dtypes, self._written)
-        results = aligned_arrays(plan.results) if lasting else [np.empty(shape, dtype) for shape, dtype in plan.results]
+        if out is not None:
+            results = run_into(out, ready.arrays)
+        else:
+            results = aligned_arrays(plan.results) if lasting else [np.empty(shape, dtype) for shape, dtype in plan.results]
         frame = self._frames.take()
         try:
             frame.reserve(plan.workspace)
@@ -147,7 +156,10 @@ class NativeProgram:
         finally:
             self._frames.give_back(frame)
         ready.write_back()
-        return results
+        if out is None:
+            return results
+        bring(out, results)
+        return out
 
     def _call(self, frame: Frame, plan: _Plan) -> None:
         ctypes.memset(frame.state_address, 0, STATE_BYTES)

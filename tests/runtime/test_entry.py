@@ -112,6 +112,7 @@ def test_references_are_counted() -> None:
     caller = Caller(add_program())
     bad = np.zeros((4, 2), f)
     objects = [X, bad, X.dtype, np.ndarray, None, caller.call, caller.run]
+    gc.collect()
     before = [sys.getrefcount(o) for o in objects]
     for _ in range(1000):
         caller.call(X, X)
@@ -120,6 +121,7 @@ def test_references_are_counted() -> None:
         with pytest.raises(GraphError):
             caller.call(X)
         caller.call(X[::-1], y=X)
+    gc.collect()
     after = [sys.getrefcount(o) for o in objects]
     assert all(abs(a - b) < 500 for a, b in zip(after, before, strict=True)), (before, after)
     z = caller.call(X, X)
