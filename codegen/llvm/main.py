@@ -9,6 +9,7 @@ from codegen.llvm.control import shared
 from codegen.llvm.helpers import CALLBACK
 from codegen.llvm.memory import copy_bytes
 from codegen.llvm.native import Argument, Site
+from codegen.llvm.nests import Call, KnownNests
 from codegen.llvm.plan import effects, has_shared_loop, result_memory, writes_later
 from codegen.llvm.polynomials import Poly
 from codegen.llvm.turns import Turns, is_shared
@@ -64,6 +65,7 @@ class MainWriter(Writer):
         self.timed: list[Operation] = []
         self.functions: list[str] = []
         self.known_functions: dict[tuple[str, ...], str] = {}
+        self.known_nests = KnownNests(self)
         self.pieces: list[tuple[int, list[Poly]]] = []
         self.workspace_end = "0"
         self.tensors: dict[Value, Buffer] = {}
@@ -160,24 +162,14 @@ class MainWriter(Writer):
 
     def _call(self, op: Operation, alone: str) -> None:
         """Calls the operation's function, on all threads or, if ``alone``, on the first one."""
-        writer = NestWriter(self.unit, self)
         slots = self._piece(1, [{(): slot_offsets(op)[-1] + _slot_size(op.results[-1])}]) if op.results else None
-        writer.write(op, slots)
-        body = writer.body()
-        arguments = list(writer.arguments.items())
-        key = (body, *(t for _, (t, _) in arguments))
-        function = self.known_functions.get(key)
-        if function is None:
-            function = self.known_functions[key] = f"@{self.unit.name}.nest{len(self.functions)}"
-            parameters = "".join(f", {t} {n}" for _, (t, n) in arguments)
-            self.functions.append(f"define internal i32 {function}(ptr %state, i64 %site, i64 %thread, i64 %threads{parameters}) #0 {{\n{body}\n}}\n")
-        passed = "".join(f", {t} {outside}" for outside, (t, _) in arguments)
+        nest = self.known_nests.find(op) or self._new_function(op, slots)
         base = len(self.unit.sites)
-        self.unit.sites += writer.sites
+        self.unit.sites += nest.sites
         passed_by = self.turns.begin(alone)
         start = self._tick() if self.clocks else None
         threads = {"true": "1", "false": "%threads"}.get(alone) or self.set(f"select i1 {alone}, i64 1, i64 %threads")
-        call = f"call i32 {function}(ptr %state, i64 {base}, i64 %thread, i64 {threads}{passed})"
+        call = f"call i32 {nest.function}(ptr %state, i64 {base}, i64 %thread, i64 {threads}{nest.passed})"
         self.turns.do(alone, passed_by, lambda: self.set(call))
         if start is not None:
             self._count(op, start)
@@ -187,6 +179,21 @@ class MainWriter(Writer):
                 at = self.set(f"getelementptr i8, ptr {slots}, i64 {offset}")
                 self.names[result] = self.set(f"load {llvm_type(result.type)}, ptr {at}, align 64")  # type: ignore[arg-type]
             self.turns.reading = True
+
+    def _new_function(self, op: Operation, slots: str | None) -> Call:
+        """Writes the operation's function, if none with the same text is there."""
+        writer = NestWriter(self.unit, self)
+        writer.write(op, slots)
+        body = writer.body()
+        arguments = list(writer.arguments.items())
+        key = (body, *(t for _, (t, _) in arguments))
+        function = self.known_functions.get(key)
+        if function is None:
+            function = self.known_functions[key] = f"@{self.unit.name}.nest{len(self.functions)}"
+            parameters = "".join(f", {t} {n}" for _, (t, n) in arguments)
+            self.functions.append(f"define internal i32 {function}(ptr %state, i64 %site, i64 %thread, i64 %threads{parameters}) #0 {{\n{body}\n}}\n")
+        self.known_nests.remember(op, function, writer)
+        return Call(function, "".join(f", {t} {outside}" for outside, (t, _) in arguments), writer.sites)
 
     def _tick(self) -> str:
         """The processor's clock."""

@@ -41,7 +41,7 @@ class Turns:
             return "true" if work < SHARED_WORK else "false"
         if not isinstance(work, DimExpr):
             return "false"
-        return self._w.set(f"fcmp olt double {estimate(self._w, work)}, {_double(SHARED_WORK)}")
+        return self._w.pure(0, f"fcmp olt double {estimate(self._w, work)}, {_double(SHARED_WORK)}")
 
     def begin(self, alone: str) -> bool:
         """Waits where work that is done ``alone`` or by all needs that; whether a failure before it may have been passed by."""
@@ -137,7 +137,7 @@ def _around(op: Operation) -> Operation | None:
 
 
 def estimate(w: Writer, dim: Dim) -> str:
-    """A double about as large as an expression of named dimensions.  It never overflows, however large they are."""
+    """A double about as large as an expression of named dimensions; written once.  It never overflows, however large they are."""
     if isinstance(dim, int):
         return _double(dim)
     assert isinstance(dim, DimExpr)
@@ -148,33 +148,33 @@ def estimate(w: Writer, dim: Dim) -> str:
 def _atom(w: Writer, atom: str | DimFunction) -> str:
     if isinstance(atom, str):
         ((number,),) = w.space.symbol(atom)
-        return w.set(f"sitofp i64 {w.symbol(number)} to double")
+        return w.pure(0, f"sitofp i64 {w.symbol(number)} to double")
     values = [estimate(w, a) for a in atom.args]
     if atom.kind in ("min", "max"):
         total = values[0]
         for value in values[1:]:
-            less = w.set(f"fcmp {'olt' if atom.kind == 'min' else 'ogt'} double {total}, {value}")
-            total = w.set(f"select i1 {less}, double {total}, double {value}")
+            less = w.pure(0, f"fcmp {'olt' if atom.kind == 'min' else 'ogt'} double {total}, {value}")
+            total = w.pure(0, f"select i1 {less}, double {total}, double {value}")
         return total
-    quotient = w.set(f"fdiv double {values[0]}, {values[1]}")
+    quotient = w.pure(0, f"fdiv double {values[0]}, {values[1]}")
     rounding = w.unit.declare("double", f"llvm.{'ceil' if atom.kind == 'ceildiv' else 'floor'}.f64", "double")
-    whole = w.set(f"call double {rounding}(double {quotient})")
+    whole = w.pure(0, f"call double {rounding}(double {quotient})")
     if atom.kind == "mod":
-        return w.set(f"fsub double {values[0]}, {w.set(f'fmul double {values[1]}, {whole}')}")
+        return w.pure(0, f"fsub double {values[0]}, {w.pure(0, f'fmul double {values[1]}, {whole}')}")
     return whole
 
 
 def _sum(w: Writer, terms: list[str]) -> str:
     total = terms[0]
     for term in terms[1:]:
-        total = term if total == "0.0" else w.set(f"fadd double {total}, {term}")
+        total = term if total == "0.0" else w.pure(0, f"fadd double {total}, {term}")
     return total
 
 
 def _product(w: Writer, factors: list[str]) -> str:
     total = factors[0]
     for factor in factors[1:]:
-        total = factor if total == _double(1) else w.set(f"fmul double {total}, {factor}")
+        total = factor if total == _double(1) else w.pure(0, f"fmul double {total}, {factor}")
     return total
 
 

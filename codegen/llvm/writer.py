@@ -119,6 +119,7 @@ class Writer:
         self.depths: dict[str, int] = {}
         self.symbols: dict[int, str] = {}
         self.arguments: dict[str, tuple[str, str]] = {}  # register of the caller -> (type, register here)
+        self.imported: list[Value | int] = []  # what comes from the caller: values, and numbers of named dimensions
         self.sites: list[Site] = []
         self.stack: list[str] = []
         self.stack_bytes = 0
@@ -179,6 +180,7 @@ class Writer:
     def _import(self, value: Value) -> str:
         if self.outer is None or not isinstance(value.type, (ScalarType, VectorType)):
             raise GraphError(Diagnostic(f"codegen: %{value.name} of type {value.type} is no scalar or vector in native code", value.location))
+        self.imported.append(value)
         return self._argument(self.outer.name(value), llvm_type(value.type))
 
     def _argument(self, outside: str, type_: str) -> str:
@@ -194,6 +196,7 @@ class Writer:
         if found is None:
             if self.outer is None:
                 raise GraphError(Diagnostic(f"codegen: %{value.name} of type {value.type} is no buffer that native code can have", value.location))
+            self.imported.append(value)
             outside = self.outer.buffer(value)
             found = self.buffers[value] = outside.renamed(self._argument(outside.pointer, "ptr"))
         return found
@@ -203,6 +206,7 @@ class Writer:
         found = self.symbols.get(number)
         if found is None:
             assert self.outer is not None, self.space.atoms[number].name
+            self.imported.append(number)
             found = self.symbols[number] = self._argument(self.outer.symbol(number), "i64")
         return found
 

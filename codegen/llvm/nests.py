@@ -1,0 +1,108 @@
+"""Functions of top-level operations that are written already: an operation that is like another one is only called.
+
+Two operations are alike when one is the other with other values from outside (see :mod:`ir.structure`), and the same is known
+about these: types and alignments of buffers, whether they may be written, which expressions integers are.  What was known when
+the first one was written must still hold; so its function is right for the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from codegen.llvm.native import Site
+from codegen.llvm.types import is_constant
+from codegen.llvm.writer import Writer
+from ir.core import Operation, Value
+from ir.structure import structure_of
+from ir.types import MemRefType, ScalarType
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function, its arguments as a call has them, and the sites in it."""
+
+    function: str
+    passed: str
+    sites: list[Site]
+
+
+@dataclass
+class _Written:
+    """A function that there is, and how its arguments come from the values of the operation that it was written for."""
+
+    function: str
+    op: Operation
+    outside: list[Value]
+    imported: list[Value | int]
+    places: list[str]
+    types: list[str]
+    sites: list[Site]
+    facts: frozenset[Any]
+
+
+class KnownNests:
+    """What the main function ``main`` can call."""
+
+    def __init__(self, main: Writer) -> None:
+        self.main = main
+        self._known: dict[Any, _Written] = {}
+        self._asked: tuple[Any, list[Value], frozenset[Any]] | None = None
+
+    def find(self, op: Operation) -> Call | None:
+        """The call that does what an operation says, if there is a function for it."""
+        self._asked = None
+        if op.results:
+            return None
+        structure, outside = structure_of(op, self._describe)
+        facts = frozenset(frozenset(h.items()) for h in self.main.space.hypotheses)
+        self._asked = structure, outside, facts
+        written = self._known.get(structure)
+        if written is None or not written.facts <= facts:
+            return None
+        places, passed = self._arguments(written.imported, dict(zip(written.outside, outside, strict=True)))
+        if places != written.places:
+            return None  # two of the values are one here, or were
+        text = "".join(f", {t} {p}" for t, p in zip(written.types, passed, strict=True))
+        return Call(written.function, text, _sites(written, op))
+
+    def remember(self, op: Operation, function: str, writer: Writer) -> None:
+        """Notes the function that was written for the operation that :meth:`find` has not found."""
+        if self._asked is None:
+            return
+        structure, outside, facts = self._asked
+        places, _ = self._arguments(writer.imported, {})
+        types = [t for t, _ in writer.arguments.values()]
+        self._known.setdefault(structure, _Written(function, op, outside, writer.imported, places, types, list(writer.sites), facts))
+
+    def _describe(self, value: Value) -> Any:
+        """What has to agree about values from outside for code to be the same."""
+        type_ = value.type
+        if isinstance(type_, MemRefType):
+            buffer = self.main.buffer(value)
+            return (type_, buffer.align, buffer.readonly)
+        if isinstance(type_, ScalarType) and not type_.dtype.is_float:
+            known = self.main.space.values.get(value)
+            return (type_, value if known is None else frozenset(known.items()))
+        return type_
+
+    def _arguments(self, imported: list[Value | int], here: dict[Value, Value]) -> tuple[list[str], list[str]]:
+        """For every value that a function has taken from outside where it comes from: constants, and numbers of arguments; and the arguments."""
+        numbers: dict[str, int] = {}
+        places = []
+        for item in imported:
+            if isinstance(item, int):
+                name = self.main.symbol(item)
+            else:
+                value = here.get(item, item)
+                name = self.main.buffer(value).pointer if isinstance(value.type, MemRefType) else self.main.name(value)
+            places.append(name if is_constant(name) else f"argument {numbers.setdefault(name, len(numbers))}")
+        return places, list(numbers)
+
+
+def _sites(written: _Written, op: Operation) -> list[Site]:
+    """The sites of a function where it stands for another operation."""
+    if not written.sites:
+        return []
+    here = dict(zip(written.op.walk(), op.walk(), strict=True))
+    return [replace(s, operation=o, location=o.loc) for s in written.sites if s.operation is not None and (o := here[s.operation])]
