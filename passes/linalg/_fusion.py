@@ -22,7 +22,7 @@ from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, LoopDim, OperandArg
 from ir.opdef import REGISTRY
 from ir.substitute import substitute_attribute
 from ir.types import MemRefType, ScalarType, index
-from passes.loops._loops import Access, Bind, Form, accesses, number_layout, read_layout
+from passes.loops._loops import Access, Bind, Form, number_layout, read_layout, write_layout
 
 Indices = tuple[Dim, ...]
 
@@ -141,26 +141,9 @@ def nested_nests(op: Operation) -> Iterator[Nest]:
             yield Nest(inner)
 
 
-def accesses_of(op: Operation) -> Iterator[tuple[Value, Indices]]:
-    """Every element access inside a nest: buffer and indices, in value form."""
-    for inner in op.walk():
-        for access in accesses(inner):
-            yield access.buffer, tuple(i.expr for i in access.indices)
-
-
-def is_contraction(op: Operation) -> bool:
-    """Whether a nest sums up products of two operands: a chain of fused multiply-adds."""
-    return any(map(is_product, nested_nests(op)))
-
-
 def is_product(nest: Nest) -> bool:
     """Whether a reduction is a chain of fused multiply-adds of two elements."""
     return nest.op.name == "linalg.reduce" and any(o.name == "math.fma" for o in nest.block) and len(nest.reads) > 1
-
-
-def has_reduction(op: Operation) -> bool:
-    """Whether something is accumulated inside over one loop or more."""
-    return any(n.op.name == "linalg.reduce" and n.dims for n in nested_nests(op))
 
 
 def has_effects_beside_memory(op: Operation) -> bool:
@@ -174,6 +157,22 @@ def has_effects_beside_memory(op: Operation) -> bool:
 def dimension_names(op: Operation) -> set[str]:
     """All names of loop dimensions inside an operation."""
     return {d.name for n in nested_nests(op) for d in n.dims}
+
+
+def used_names(op: Operation) -> set[str]:
+    """All names in index expressions and bounds inside an operation."""
+    found = dimension_names(op)
+    for inner in op.walk():
+        if LAYOUT in inner.attributes:
+            found |= {n for form in read_layout(inner) for e in _expressions(form) for n in symbols_of(e)}
+    return found
+
+
+def _expressions(form: Form) -> list[Dim]:
+    source = form.source if isinstance(form, Bind) else form
+    if isinstance(source, Access):
+        return [i.expr for i in source.indices]
+    return [source.bound] if isinstance(source, LoopDim) else []
 
 
 def fresh_name(taken: set[str]) -> str:
@@ -310,7 +309,7 @@ def build_nest(
     values = [shared_value(o.value, reads, shared) for o in outputs]
     for op in body:
         region.block.append(op)
-    loc, trivia = retired[-1].loc, _joined_trivia(retired)
+    loc, trivia = retired[-1].loc, joined_trivia(retired)
     Builder(region.block, loc=loc).create(yield_, values)
     for op in retired:
         op.trivia = None
@@ -325,7 +324,33 @@ def build_nest(
     return op
 
 
-def _joined_trivia(ops: Sequence[Operation]) -> Trivia | None:
+def set_bindings(op: Operation, reads: Sequence[Read], outputs: Sequence[Output], dims: Sequence[LoopDim] | None = None) -> None:
+    """Replaces the bindings of accesses of a nest, and its loop dimensions where others are given; accumulated values stay."""
+    graph = op.graph
+    assert graph is not None
+    block = op.regions[0].block
+    layout = read_layout(op)
+    dims = [a for a in layout if isinstance(a, LoopDim)] if dims is None else dims
+    inits = [a.source for a in layout if isinstance(a, Bind) and isinstance(a.source, Value)]
+    carried = block.arguments[len(block.arguments) - len(inits) :] if inits else []
+    places = [(r.buffer, r.indices) for r in reads] + [(o.buffer, o.indices) for o in outputs]
+    arguments = [*(r.argument for r in reads), *(o.argument for o in outputs), *carried]
+    kept = set(arguments)
+    for old in block.arguments:
+        if old not in kept and graph.names.get(old.name) is old:
+            graph._release(old.name)
+    for position, value in enumerate(arguments):
+        value.owner, value.index = block, position
+        if graph.names.get(value.name) is not value:
+            graph._claim(value)
+    block.arguments = arguments
+    bindings = [Bind(Access(buffer, tuple(map(IndexExpr, indices)))) for buffer, indices in places]
+    write_layout(op, [*dims, *bindings, *map(Bind, inits)])
+    if op.name == "linalg.generic" and block.terminator is not None:
+        block.terminator.set_operands([o.value for o in outputs])
+
+
+def joined_trivia(ops: Sequence[Operation]) -> Trivia | None:
     found = [op.trivia for op in ops if op.trivia is not None]
     if not found:
         return None

@@ -4,109 +4,105 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ir.core import Graph, Operation, Value
+from ir.core import Operation, Value
 from ir.dims import Dim, symbol
 from ir.layout import LAYOUT, LoopDim, layout_of
 from passes.infra.base import PassContext
+from passes.infra.decisions import Blocker, Rule
 from passes.linalg._fusion import (
     Indices,
     Nest,
     Output,
-    accesses_of,
     build_nest,
     compose,
     dimension_names,
     fresh_name,
-    has_reduction,
-    is_contraction,
     is_nest,
     nested_nests,
     plain_name,
     rename_dims,
     root,
+    set_bindings,
     take_body,
-    top_level,
-    users_of_memory,
-    written_memory,
+    used_names,
 )
-from passes.linalg._joining import can_move_to, is_before, may_alias, read_memory, remove_unread, set_bindings, sole_writer
+from passes.linalg._nest_index import Nests, erase_buffer
+from passes.linalg._repeating import may_move
 
 
-def join_rows(graph: Graph, context: PassContext) -> None:
+def join_rows(nests: Nests, context: PassContext) -> None:
     """Joins what can be, from the first nest of the graph to the last."""
-    for op in list(graph.block):
+    for op in list(nests.graph.block):
         consumer: Operation | None = op if op.block is not None and is_nest(op) else None
         while consumer is not None:
             joined = None
-            for producer in _producers(consumer):
-                rows = _rows(producer, consumer)
-                if rows is not None and _may_share_rows(producer, consumer, rows):
-                    joined = _join(producer, consumer, rows)
+            for producer in list(_producers(nests, consumer)):
+                rows = may_share_rows(nests, producer, consumer)
+                if not isinstance(rows, Blocker):
+                    joined = _join(nests, producer, consumer, rows)
                     context.count("nests joined over rows")
                     break
             consumer = joined
 
 
-def _producers(consumer: Operation) -> Iterator[Operation]:
-    seen: set[int] = set()
-    for buffer, _ in list(accesses_of(consumer)):
-        writer = sole_writer(buffer)
-        if writer is not None and id(writer) not in seen and writer is not consumer and is_before(writer, consumer):
-            seen.add(id(writer))
+def _producers(nests: Nests, consumer: Operation) -> Iterator[Operation]:
+    seen: set[Operation] = set()
+    for buffer, _ in nests.accesses(consumer):
+        writer = nests.sole_writer(buffer)
+        if writer is not None and writer not in seen and writer is not consumer and nests.is_before(writer, consumer):
+            seen.add(writer)
             yield writer
 
 
-def _rows(producer: Operation, consumer: Operation) -> int | None:
-    """How many leading loop dimensions are the rows of both; None when they have no rows in common."""
-    if is_contraction(producer) or is_contraction(consumer):
-        return None
-    reducing = [Nest(op) for op in (producer, consumer) if has_reduction(op)]
-    if not reducing or not reducing[0].dims or len({len(n.dims) for n in reducing}) != 1:
-        return None
-    count = len(reducing[0].dims)
-    first, second = Nest(producer).dims, Nest(consumer).dims
-    if len(first) < count or len(second) < count:
-        return None
-    same = all(a.bound == b.bound for a, b in zip(first[:count], second[:count], strict=True))
-    return count if same else None
+def may_share_rows(nests: Nests, producer: Operation, consumer: Operation) -> int | Blocker:
+    """How many leading loop dimensions are the rows of both when they can share them, or why they can't."""
+    facts = [nests.facts(op) for op in (producer, consumer)]
+    if facts[0].contraction or facts[1].contraction:
+        return Blocker.PRODUCTS
+    first, second = nests.view(producer), nests.view(consumer)
+    counts = {len(nest.dims) for nest, fact in zip((first, second), facts, strict=True) if fact.reduction}
+    if len(counts) != 1 or 0 in counts:
+        return Blocker.LOOPS
+    rows = counts.pop()
+    bounds = [[d.bound for d in nest.dims[:rows]] for nest in (first, second)]
+    if len(bounds[0]) < rows or bounds[0] != bounds[1]:
+        return Blocker.LOOPS
+    return _may_share(nests, first, second, rows) or rows
 
 
-def _may_share_rows(producer: Operation, consumer: Operation, rows: int) -> bool:
-    if not can_move_to(producer, consumer):
-        return False
-    first, second = Nest(producer), Nest(consumer)
-    outputs = {id(top_level(u)) for m in written_memory(producer) for u in users_of_memory(m)}
-    op = producer.next
-    while op is not None and op is not consumer:
-        if id(op) in outputs:
-            return False
-        op = op.next
+def _may_share(nests: Nests, first: Nest, second: Nest, rows: int) -> Blocker | None:
+    facts, later = nests.facts(first.op), nests.facts(second.op)
+    blocked = may_move(nests, first.op, second.op)
+    if blocked is not None:
+        return blocked
+    if nests.used_between(facts.writes, first.op, second.op):
+        return Blocker.IN_BETWEEN
     names = _row_names(first, second, rows)
-    shared = [m for m in (*written_memory(producer), *written_memory(consumer)) if _meets(m, producer) and _meets(m, consumer)]
-    if any(may_alias(m, r) for m in written_memory(consumer) for r in (*read_memory(producer), *written_memory(producer))):
-        return False
-    return all(_same_rows(m, first, second, names, rows) for m in shared) and _start_reads_are_values(first, second, names, rows)
+    shared = [m for m in (*facts.writes, *later.writes) if nests.touch([m], facts.touched) and nests.touch([m], later.touched)]
+    if nests.touch(later.writes, [*facts.reads, *facts.writes]):
+        return Blocker.OVERWRITTEN
+    if all(_same_rows(nests, m, first, second, names, rows) for m in shared) and _start_reads_are_values(nests, first, second, names, rows):
+        return None
+    return Blocker.PLACE
 
 
 def _row_names(first: Nest, second: Nest, rows: int) -> dict[str, str]:
     """The consumer's rows as those of the producer; other loops of the consumer that are called like a row get another name."""
     names = {b.name: a.name for a, b in zip(first.dims[:rows], second.dims[:rows], strict=True)}
     own = {d.name for d in first.dims[:rows]}
-    taken = {*own, *dimension_names(first.op), *dimension_names(second.op)}
-    names.update({name: fresh_name(taken) for name in sorted(dimension_names(second.op) - set(names)) if name in own})
+    hidden = sorted(name for name in dimension_names(second.op) - set(names) if name in own)
+    if hidden:
+        taken = {*own, *used_names(first.op), *used_names(second.op)}
+        names.update({name: fresh_name(taken) for name in hidden})
     return names
 
 
-def _meets(memory: Value, op: Operation) -> bool:
-    return any(may_alias(root(b), memory) for b, _ in accesses_of(op))
-
-
-def _same_rows(memory: Value, first: Nest, second: Nest, names: dict[str, str], rows: int) -> bool:
+def _same_rows(nests: Nests, memory: Value, first: Nest, second: Nest, names: dict[str, str], rows: int) -> bool:
     """Whether rounds of the two nests meet in this memory only when they are of the same row."""
     renamed: dict[str, Dim] = {old: symbol(new) for old, new in names.items()}
     places: list[Indices] = []
     for nest, mapping in ((first, {}), (second, renamed)):
-        for buffer, indices in accesses_of(nest.op):
+        for buffer, indices in nests.accesses(nest.op):
             if root(buffer) is memory:
                 if buffer is not memory:
                     return False
@@ -120,14 +116,14 @@ def _row_values(nest: Nest, rows: int) -> dict[Value, Output]:
     return {o.buffer: o for o in nest.outputs} if len(nest.dims) == rows else {}
 
 
-def _start_reads_are_values(first: Nest, second: Nest, names: dict[str, str], rows: int) -> bool:
+def _start_reads_are_values(nests: Nests, first: Nest, second: Nest, names: dict[str, str], rows: int) -> bool:
     """Whether what the joined nest would read at the start of a round is not stored in that round."""
     values = _row_values(first, rows)
     renamed: dict[str, Dim] = {old: symbol(new) for old, new in names.items()}
-    memory = written_memory(first.op)
-    for nest in nested_nests(second.op):
+    memory = nests.facts(first.op).writes
+    for nest in nests.views(second.op):
         for read in nest.reads:
-            if not any(may_alias(root(read.buffer), m) for m in memory):
+            if not nests.touch([root(read.buffer)], memory):
                 continue
             value = values.get(read.buffer)
             if value is not None:
@@ -135,21 +131,23 @@ def _start_reads_are_values(first: Nest, second: Nest, names: dict[str, str], ro
                     return False
             elif nest.op is second.op and len(second.dims) == rows:
                 return False
-    stored_by_values = [root(b) for b in values]
-    loads = [i for i in second.op.walk() if i.name in ("memref.load", "memref.store")]
-    return not any(root(v) is m for i in loads for v in i.operands if v.type.__class__.__name__ == "MemRefType" for m in stored_by_values)
+    stored_by_values = {root(b) for b in values}
+    loads = [i for i in nests.facts(second.op).accessing if i.name in ("memref.load", "memref.store")]
+    return not any(root(v) in stored_by_values for i in loads for v in i.operands)
 
 
-def _join(producer: Operation, consumer: Operation, rows: int) -> Operation:
-    first, second = Nest(producer), Nest(consumer)
+def _join(nests: Nests, producer: Operation, consumer: Operation, rows: int) -> Operation:
+    first, second = nests.view(producer), nests.view(consumer)
     row_dims = first.dims[:rows]
     names = {d.name for d in row_dims}
+    shared = [m for m in nests.facts(producer).writes if m in nests.facts(consumer).touched]
     rename_dims([consumer], _row_names(first, second, rows))
     first, second = Nest(producer), Nest(consumer)
     values = _row_values(first, rows)
     second_value = _forward(consumer, values)
-    still_read = [o for o in values.values() if any(u is not producer and top_level(u) is not consumer for u in users_of_memory(o.buffer))]
-    dropped = [b for b, o in values.items() if o not in still_read]
+    mine = {producer, consumer}
+    still_read = [o for o in values.values() if not nests.users[root(o.buffer)].keys() <= mine]
+    dropped = [root(b) for b, o in values.items() if o not in still_read]
     first, second = Nest(producer), Nest(consumer)
     block, following = consumer.block, consumer.next
     assert block is not None
@@ -167,8 +165,10 @@ def _join(producer: Operation, consumer: Operation, rows: int) -> Operation:
             nest.op.set_attribute(LAYOUT, tuple(layout))  # type: ignore[arg-type]
             body.append(nest.op)
     joined = build_nest(following, block, row_dims, reads, body, outputs, retired)
-    for buffer in dropped:
-        remove_unread(buffer)
+    nests.replaced(producer, consumer, joined)
+    nests.note(Rule.ROWS, shared, joined)
+    for memory in dropped:
+        erase_buffer(memory)
     return joined
 
 
@@ -186,5 +186,3 @@ def _forward(consumer: Operation, values: dict[Value, Output]) -> dict[Value, Va
         outputs = [Output(o.argument, o.buffer, o.indices, forwarded.get(o.value, o.value)) for o in nest.outputs]
         set_bindings(nest.op, kept, outputs)
     return forwarded
-
-

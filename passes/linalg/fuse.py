@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ir.core import Graph, Module, Operation
-from ir.rewriter import is_pure, walk_graphs
+from ir.rewriter import walk_graphs
 from passes.infra.base import Pass, PassContext
+from passes.linalg._dead import remove_dead_buffers
 from passes.linalg._fusion import is_nest
-from passes.linalg._joining import drop_unit_dims, inline_producer, join_nests, remove_unread, sink_tensors, through_reshapes
+from passes.linalg._joining import join_nests
+from passes.linalg._nest_index import Nests
+from passes.linalg._repeating import repeat_producer
 from passes.linalg._rows import join_rows
+from passes.linalg._simpler import drop_unit_dims, sink_tensors, through_reshapes
 
 
 @dataclass(frozen=True)
@@ -77,41 +81,31 @@ def _fuse_graph(graph: Graph, context: PassContext) -> bool:
         return False
     before = context.statistics.copy()
     remove_dead_buffers(graph, context)  # what they read holds nothing in its place
-    sink_tensors(graph, context)
     drop_unit_dims(graph, context)
     through_reshapes(graph, context)
-    for inline in (True, False):
+    nests = Nests(graph)
+    sink_tensors(nests, context)
+    for moves_only in (True, False):
         again = True
         while again:
             again = False
             for op in list(graph.block):
                 if op.block is not None and is_nest(op):
-                    again |= _into(op, context, moves_only=inline)
-    join_rows(graph, context)
+                    again |= _into(nests, op, context, moves_only)
+    join_rows(nests, context)
     remove_dead_buffers(graph, context)
     return context.statistics != before
 
 
-def _into(consumer: Operation, context: PassContext, moves_only: bool) -> bool:
+def _into(nests: Nests, consumer: Operation, context: PassContext, moves_only: bool) -> bool:
     """Joins everything that can be with a nest that reads it; returns whether anything was."""
     changed = False
     while True:
-        joined = inline_producer(consumer, context, moves_only)
+        joined = None if moves_only else join_nests(nests, consumer, context, only_plain=True)
+        if joined is None:
+            joined = consumer if repeat_producer(nests, consumer, context, moves_only) else None
         if joined is None and not moves_only:
-            joined = join_nests(consumer, context)
+            joined = join_nests(nests, consumer, context)
         if joined is None:
             return changed
         consumer, changed = joined, True
-
-
-def remove_dead_buffers(graph: Graph, context: PassContext) -> None:
-    """Erases buffers that nothing reads, and the nests that only write to them."""
-    for op in reversed(list(graph.block)):
-        if op.block is None:
-            continue
-        if op.name == "memref.alloc":
-            if remove_unread(op.results[0]):
-                context.count("buffers removed")
-        elif op.results and not any(r.has_uses for r in op.results) and is_pure(op) and op.definition.dialect in ("memref", "arith", "graph"):
-            op.erase()
-            context.count("operations removed")

@@ -14,8 +14,7 @@ from ir.opdef import REGISTRY
 from ir.rewriter import walk_graphs
 from ir.types import MemRefType, ScalarType
 from passes.infra.base import Pass, PassContext
-from passes.linalg._fusion import Nest, Read, is_nest, nested_nests, root
-from passes.linalg._joining import set_bindings
+from passes.linalg._fusion import Nest, Read, is_nest, nested_nests, root, set_bindings
 from passes.linalg._roles import Roles
 
 _STORED = ("graph.weight", "graph.constant", "graph.initial")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from pass_checks import apply, assert_same_bits, load, operations
 from ir.clone import clone_module
 from ir.core import Module
 from ir.printer import print_module
+from passes.infra.base import PassContext
+from passes.linalg import fuse as fusing
+from passes.linalg._fusion import ALIASES
+from passes.linalg._nest_index import Nests
+from passes.linalg._rows import join_rows
 from tests.checks import all_examples, check_text
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -271,3 +277,43 @@ def test_one_read_of_an_element_is_enough() -> None:
     nests = [op for op in module.main.block if op.name == "linalg.generic"]
     assert [len(op.operands) for op in nests] == [2]
     assert_same_bits(before, module)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_index_stays_true(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fuse keeps in mind about nests is what a new look at the program finds."""
+    kept: list[Nests] = []
+
+    def noted(nests: Nests) -> None:
+        kept.append(nests)
+        ops = [op for op in nests.graph.block if op.name not in ALIASES]
+        fresh = Nests(nests.graph)
+        for op in ops:
+            mine, new = nests.facts(op), fresh.facts(op)
+            assert mine.accessing == new.accessing and set(mine.reads) == set(new.reads) and set(mine.touched) == set(new.touched)
+            assert sorted(m.name for m in mine.writes) == sorted(m.name for m in new.writes)
+            assert replace(mine, accessing=[], reads={}, writes=[], touched={}) == replace(new, accessing=[], reads={}, writes=[], touched={})
+        for index in ("users", "writers"):
+            mine_of, new_of = getattr(nests, index), getattr(fresh, index)
+            assert {m: set(u) for m, u in mine_of.items() if u} == {m: set(u) for m, u in new_of.items() if u}
+        assert sorted(ops, key=nests.position.__getitem__) == ops
+
+    def watched(nests: Nests, context: PassContext) -> None:
+        noted(nests)
+        join_rows(nests, context)
+        noted(nests)
+
+    monkeypatch.setattr(fusing, "join_rows", watched)
+    module = load(CASES[name][0])
+    apply(module, f"{LOWER},fuse")
+    assert len(kept) in (0, 2)
+
+
+def test_long_chains_take_no_longer_for_each_operation() -> None:
+    """Two hundred values that are added up: joined in place, so nothing is copied."""
+    lines = [f"  %a{i} = exp(%x)\n" for i in range(200)] + [f"  %s{i} = add(%{'a0' if i == 1 else f's{i - 1}'}, %a{i})\n" for i in range(1, 200)]
+    module = load(f"graph @main(%x: f32[N]) -> f32[N] {{\n{''.join(lines)}  return %s199\n}}\n")
+    apply(module, "lower-to-linalg")
+    records = apply(module, "fuse").records
+    assert nests(module) == 1 and records[0].statistics["nests joined"] == 398 and "nests repeated where they are read" not in records[0].statistics
+    assert operations(module).count("math.exp") == 200
