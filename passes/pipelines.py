@@ -6,7 +6,7 @@ from passes.infra.base import Pass
 from passes.infra.pipeline import parse_pipeline
 
 _LINALG = (
-    "decompose{keep=[sigmoid, silu, gelu]}",
+    "decompose{keep=[sigmoid, silu, gelu, softmax, log_softmax]}",
     "hoist-to-init",
     "lower-to-linalg",
     "fuse",
@@ -29,6 +29,9 @@ _LOOPS = (
     "vectorize{loops=[n.e]}",
     "vectorize{loops=[n]}",
     "prefetch{loop=k, ahead=8}",
+    # one loop of what goes through a row in the same order
+    "fuse-loops{loop=[col, reduce], inside=row}",
+    "forward-stores{loops=[reduce]}",
     # sums in order are exact to f32, those over neighbours are in 16 lanes; everything else in blocks of 64
     "widen-sums",
     "split-reduction",

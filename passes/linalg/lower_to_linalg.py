@@ -11,7 +11,7 @@ from ir.references import load_time_graphs
 from ir.rewriter import replace_op, walk_graphs
 from ir.types import TensorType, is_known
 from passes.infra.base import Pass, PassContext
-from passes.linalg import _carried, _effects, _elementwise, _indexing, _moves, _powers, _reductions, _sampling, _scans, _sorting
+from passes.linalg import _carried, _effects, _elementwise, _indexing, _moves, _powers, _reductions, _sampling, _scans, _softmax, _sorting
 from passes.linalg._nests import Lowering
 
 _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
@@ -23,6 +23,8 @@ _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
     "mean": _reductions.averaged,
     "max": _reductions.extreme,
     "min": _reductions.extreme,
+    "softmax": _softmax.softmax,
+    "log_softmax": _softmax.log_softmax,
     "any": _reductions.truth,
     "all": _reductions.truth,
     **dict.fromkeys(("reshape", "squeeze", "unsqueeze", "flatten"), _moves.reshaped),

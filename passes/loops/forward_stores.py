@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +10,7 @@ from ir.core import DROPPED, Block, Graph, Module, Operation, Value
 from ir.rewriter import walk_graphs
 from passes.infra.base import Pass, PassContext
 from passes.loops._dependence import is_in_bounds, is_inside, may_conflict
+from passes.loops._loops import body, is_loop, tag_of
 from passes.loops._memory import Access, accesses_of, all_accesses, memory_of, same_place, stored_value
 
 _LOADS = ("memref.load", "vector.load")
@@ -42,12 +43,15 @@ class ForwardStores(Pass):
     another access fails in their place.
     """
 
+    loops: tuple[str, ...] = ()
+    """tags of loops: values are only used again within one round of those; empty for the whole graph, which takes more time"""
+
     keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
         for graph in walk_graphs(module):
-            while _Forwarder(graph, context).run():
+            while _Forwarder(graph, context, self.loops).run():
                 changed = True
         return changed
 
@@ -61,14 +65,16 @@ class _Known:
 
 
 class _Forwarder:
-    def __init__(self, graph: Graph, context: PassContext) -> None:
+    def __init__(self, graph: Graph, context: PassContext, loops: Collection[str]) -> None:
         self.graph = graph
         self.context = context
+        self.loops = loops
 
     def run(self) -> bool:
         """Goes through the graph once; returns whether anything changed."""
-        loads = self._forward(self.graph.block, [])
-        stores = sum(map(self._overwritten, list(_blocks(self.graph.block)))) + self._unread()
+        tops = [body(op) for op in self.graph.walk() if is_loop(op) and tag_of(op) in self.loops] if self.loops else [self.graph.block]
+        loads = sum(self._forward(top, []) for top in tops)
+        stores = sum(map(self._overwritten, [block for top in tops for block in _blocks(top)])) + self._unread()
         self.context.count("loads replaced", loads)
         self.context.count("stores removed", stores)
         return loads + stores > 0

@@ -48,19 +48,22 @@ class FuseLoops(Pass):
     """
 
     loop: tuple[str, ...] = ("row",)
+    """tags of the loops that may become one"""
+    inside: str = ""
+    """tag of a loop that they have to stand in; empty for any place"""
 
     keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
         fused = 0
         for graph in walk_graphs(module):
-            fused += self._fuse(graph.block, context)
+            fused += self._fuse(graph.block, context, not self.inside)
         context.count("loops fused", fused)
         return fused > 0
 
-    def _fuse(self, block: Block, context: PassContext) -> int:
+    def _fuse(self, block: Block, context: PassContext, here: bool) -> int:
         count = 0
-        op = block.first
+        op = block.first if here else None
         while op is not None:
             other = self._neighbour(op)
             reason = _obstacle(op, other) if other is not None else ""
@@ -72,7 +75,8 @@ class FuseLoops(Pass):
                 context.count(f"loops not fused: {reason}")
             op = op.next
         for op in block:
-            count += sum(self._fuse(inner, context) for region in op.regions for inner in region.blocks)
+            inside = here or (is_loop(op) and tag_of(op) == self.inside)
+            count += sum(self._fuse(inner, context, inside) for region in op.regions for inner in region.blocks)
         return count
 
     def _neighbour(self, loop: Operation) -> Operation | None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from dialects.arith.comparison import cmpi, select
+from dialects.arith.comparison import cmpf, cmpi, select
 from dialects.arith.constant import constant
 from dialects.vector import extract, shuffle, step
 from ir.attributes import Dense
@@ -63,10 +63,11 @@ class SplitReduction(Pass):
         %s = arith.addf(%zero, %s.halves.1) : f32
 
     A loop with tag ``loop`` and step 1 may carry several values, each one chain of one associative operation (``addf``
-    with ``math.fma``, ``mulf``, ``maximumf``, ``addi``, ``andi``, ...) that nothing else looks at.  Lane l takes the rounds
-    l, l + lanes, ...; the last round may be partial, and the lanes are combined by halves: an order that depends on
-    the number of rounds alone.  Fewer known rounds than lanes take the next power of two, which gives the same bits; so do
-    four times the lanes for extremes and integers, where the order does not matter.
+    with ``math.fma``, ``mulf``, ``maximumf``, ``addi``, ``andi``, ...) that nothing else looks at, or of choices of the larger or
+    smaller number (``select`` by ``cmpf``; of two zeros any).  Lane l takes the rounds l, l + lanes, ...; the last round may be
+    partial, and the lanes are combined by halves: an order that depends on the number of rounds alone.  Fewer known rounds than
+    lanes take the next power of two, which gives the same bits; so do four times the lanes for extremes and integers, where the
+    order does not matter.
 
     A loop stays as it is, and the statistics say why, when it carries something else, or reads memory other than element
     by element along the last axis (see ``vectorize``).
@@ -74,6 +75,7 @@ class SplitReduction(Pass):
 
     preserves: ClassVar[Literal["bits", "values"]] = "values"
     keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
 
     loop: str = "reduce"
     lanes: int = 16
@@ -118,8 +120,14 @@ _CHAINS = 4
 """How many machine vectors work side by side where the order does not matter: one would wait for itself."""
 
 
+_CHOICES = {"gt": -np.inf, "lt": np.inf}
+"""Predicates by which the larger, or the smaller, of two numbers is chosen, in the place of the name of a combiner; what they never choose."""
+
+
 def _identity(combiner: str, dtype: DType) -> Any:
     """What changes nothing: x combined with it is x, bit by bit."""
+    if combiner in _CHOICES:
+        return _CHOICES[combiner]
     if dtype.is_float:
         return {"arith.addf": -0.0, "arith.mulf": 1.0, "arith.maximumf": -np.inf, "arith.minimumf": np.inf}[combiner]
     if combiner == "arith.andi":
@@ -256,7 +264,6 @@ class _Split:
     def _finish(self, place: Emitter, n: int, init: Value, value: Value) -> None:
         """Combines the lanes by halves, and the initial value last."""
         result, dtype, width = self.op.results[n], self._dtype(n), self.width
-        combiner = REGISTRY[self.combiners[n]]
         while width > 1:
             half = width // 2
             type_ = VectorType(dtype, (half,)) if half > 1 else ScalarType(dtype)
@@ -266,21 +273,35 @@ class _Split:
                 attributes: dict[str, Any] = {"mask": tuple(lanes)} if half > 1 else {"position": (lanes[0],)}
                 operands = [value, value] if half > 1 else [value]
                 halves.append(place.make(definition, operands, attributes, [type_], [f"{result.name}.{name}"]).results[0])
-            value = place.make(combiner, halves, {}, [type_], [f"{result.name}.halves"]).results[0]
+            value = self._combine(place, n, halves[0], halves[1], f"{result.name}.halves")
             width = half
-        new = place.make(combiner, [init, value], {}, [ScalarType(dtype)], [result.name]).results[0]
+        new = self._combine(place, n, init, value, result.name)
         new.auto_named = result.auto_named
         result.replace_all_uses_with(new)
 
 
+    def _combine(self, place: Emitter, n: int, x: Value, y: Value, name: str) -> Value:
+        """One of two partial results."""
+        combiner = self.combiners[n]
+        if combiner not in _CHOICES:
+            return place.make(REGISTRY[combiner], [x, y], {}, [x.type], [name]).results[0]
+        flags = VectorType(boolean, x.type.shape) if isinstance(x.type, VectorType) else ScalarType(boolean)
+        better = place.make(cmpf, [y, x], {"predicate": combiner}, [flags], [f"{name}.cmpf"]).results[0]
+        return place.make(select, [better, y, x], {}, [x.type], [name]).results[0]
+
+
 def _combiner(op: Operation, n: int) -> str:
-    """The operation that a carried value is a chain of."""
+    """The operation that a carried value is a chain of, or the predicate that it is chosen by."""
     if not isinstance(op.results[n].type, ScalarType):
         raise CannotVectorize("it carries vectors")
     block = op.regions[0].block
     at, found = block.arguments[1 + n], ""
     while True:
         uses = list(at.uses)
+        chosen = _choice(at, [u.owner for u in uses])
+        if chosen is not None and found in ("", chosen[0]):
+            found, at = chosen
+            continue
         if len(uses) != 1:
             raise CannotVectorize("a carried value that is used more than once")
         user, position = uses[0].owner, uses[0].index
@@ -292,6 +313,18 @@ def _combiner(op: Operation, n: int) -> str:
         if family is None or user.block is not block or (found and family != found) or (user.definition.name == "fma" and position != 2):
             raise CannotVectorize("a carried value that is no chain of one associative operation")
         found, at = family, user.results[0]
+
+
+def _choice(at: Value, users: Sequence[Operation]) -> tuple[str, Value] | None:
+    """For ``select(cmpf(x, at), x, at)``: the predicate and the result."""
+    compare, choose = (next((u for u in users if u.definition is d), None) for d in (cmpf, select))
+    if len(users) != 2 or compare is None or choose is None or compare.block is not choose.block:
+        return None
+    x, _ = compare.operands
+    if x is at or compare.operands[1] is not at or choose.operands != [compare.result, x, at] or len(list(compare.result.uses)) != 1:
+        return None
+    predicate = str(compare.attributes["predicate"])
+    return (predicate, choose.result) if predicate in _CHOICES else None
 
 
 def _full_end(stop: Dim, start: Dim, width: int) -> Dim:

@@ -191,3 +191,25 @@ def test_text() -> None:
     memref.store(%u, %T[%i])
     yield
 """ in str(optimize(text, FORWARD))
+
+
+def test_only_within_rounds() -> None:
+    """With tags of loops, what a loop has stored is not known behind it, nor in another one."""
+    text = straight("""
+  scf.for(%i = 0 to N, tag="a") {
+    %a = memref.load(%A[%i]) : f32
+    memref.store(%a, %T[%i])
+    %t = memref.load(%T[%i]) : f32
+    memref.store(%t, %A[%i])
+    yield
+  }
+  scf.for(%j = 0 to N, tag="b") {
+    %b = memref.load(%A[%j]) : f32
+    memref.store(%b, %T[%j])
+    %u = memref.load(%T[%j]) : f32
+    memref.store(%u, %A[%j])
+    yield
+  }""")
+    assert loads_and_stores(changed(text, "forward-stores{loops=[a]}", SIZES)) == (3, 4)
+    assert loads_and_stores(changed(text, "forward-stores{loops=[a, b]}", SIZES)) == (2, 4)
+    assert loads_and_stores(optimize(text, "forward-stores{loops=[c]}")) == (4, 4)

@@ -115,6 +115,31 @@ def test_reductions() -> None:
     assert left(text.replace("{}", "%s"), FUSE) == ["loops not fused: the second one needs the result of the first"]
 
 
+def test_only_inside_of_a_loop() -> None:
+    text = program("""
+  %T = memref.alloc() : memref<f32[M, N]>
+  %X = memref.alloc() : memref<f32[M, N]>
+  memref.copy(%A, %X)
+  scf.parallel(%r = 0 to M, tag="row") {
+    scf.parallel(%i = 0 to N, tag="i") {
+      %a = memref.load(%X[%r, %i]) : f32
+      memref.store(%a, %T[%r, %i])
+      yield
+    }
+    scf.parallel(%p = 0 to N, tag="i") {
+      %c = memref.load(%T[%r, %p]) : f32
+      %t = arith.addf(%c, %c) : f32
+      memref.store(%t, %C[%r, %p])
+      yield
+    }
+    yield
+  }""")
+    assert loops(load(text)) == 3
+    assert loops(changed(text, "fuse-loops{loop=[i], inside=row}", SIZES)) == 2
+    assert loops(optimize(text, "fuse-loops{loop=[i], inside=m}")) == 3
+    assert loops(optimize(pair(STORE.format(0), LOAD.format(0)), "fuse-loops{loop=[i], inside=i}")) == 3
+
+
 def test_a_serial_and_a_parallel_loop() -> None:
     """An element-wise loop and the sum over it, in both orders, as in a softmax."""
     text = program("""

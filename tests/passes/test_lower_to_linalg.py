@@ -82,7 +82,7 @@ EXACT = [
     for dtype in ("f32", "f16", "bf16")
     if dtype == "f32" or re.search(r"\bf32\b", text)
 ]
-ROUND_OTHERWISE = {*SUMS, "gelu", "softplus", "elu"}
+ROUND_OTHERWISE = {*SUMS, "gelu", "softplus", "elu", "softmax", "log_softmax"}
 ROUND_TWICE = {"exp", "expm1", "log", "log1p", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "erfc", "sigmoid", "silu", "pow"}
 """Of f16 and bf16 their f32 result is rounded again, which may miss the nearest number."""
 

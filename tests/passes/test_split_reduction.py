@@ -144,6 +144,31 @@ def test_every_operation(op, dtype, init):
         check(text, "split-reduction,unroll-vectors", {"M": 16, "N": 21}, {"M": 1, "N": 33}, exact=True)
 
 
+CHOICE = '%g = arith.cmpf(%a, %acc, predicate="gt") : bool\n      %t = arith.select(%g, %a, %acc) : f32'
+
+
+def chosen(text: str, choice: str = CHOICE) -> str:
+    return text.replace("%t = arith.addf(%acc, %a) : f32", choice)
+
+
+@pytest.mark.parametrize(("predicate", "init"), [("gt", "-inf"), ("gt", "3"), ("lt", "inf"), ("lt", "nan")])
+def test_choices_of_the_larger_or_smaller(predicate: str, init: str) -> None:
+    """They are extremes that ignore NaN."""
+    choice = CHOICE.replace("gt", predicate)
+    for text in (rows(init=init), static(200, init=init), static(19, init=init), static(3, init=init)):
+        check(chosen(text, choice), "split-reduction,unroll-vectors", {"M": 16, "N": 21}, {"M": 1, "N": 200}, exact=True)
+    assert "step 64" in str(check(chosen(static(131, init=init), choice), "split-reduction,unroll-vectors", {"M": 8}))
+    before, after, _ = transformed(chosen(rows(init=init), choice), "split-reduction")
+    a = np.random.default_rng(0).standard_normal((4, 75)).astype(np.float32)
+    a[0, 3], a[1, 70:], a[2], a[3, ::2] = np.nan, np.nan, np.nan, [np.inf, -np.inf] * 19
+    assert_same(before, after, [a, np.ones(4, np.float32)])
+
+
+def test_other_choices_stay() -> None:
+    for old, new in (("gt", "ge"), ("%a, %acc) : f32", "%acc, %a) : f32"), ("cmpf(%a, %acc", "cmpf(%acc, %a")):
+        assert left(chosen(rows(), CHOICE.replace(old, new))) == "a carried value that is used more than once"
+
+
 def test_products_of_powers_of_two():
     text = rows("arith.mulf(%acc, %a) : f32", init="1")
     before, after, _ = transformed(text, "split-reduction")
