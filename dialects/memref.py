@@ -12,8 +12,10 @@ from dialects._access import check_access, check_single, element, write
 from ir.core import Operation, Parameter
 from ir.dims import Dim, UnknownDim, product
 from ir.layout import AccessArg, OperandArg, layout_of
-from ir.opdef import Buffer, ExecutionError, RegionOpDef, Tensor, TypeProblem, op, register
+from ir.opdef import AttributeSpec, Buffer, ExecutionError, RegionOpDef, Tensor, TypeProblem, op, register
 from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, UnknownType, index, u8
+
+_LOCALITY = AttributeSpec("locality", int, 3, required=False, positional=False)
 
 # -- making and viewing ------------------------------------------------------------------------------------------------
 
@@ -372,7 +374,9 @@ class Prefetch(RegionOpDef):
     """A hint that an element of a buffer will be read soon: its memory may be brought into the caches.
 
     ``memref.prefetch(%B[%k + 8, %j])``; indices are those of ``memref.load``.  Nothing is read and nothing is checked: the
-    element may be outside the buffer.
+    element may be outside the buffer, and an index beyond a dimension counts on from where the dimension ends in memory.
+    ``locality`` says how near it should be: 3, the default, for the nearest cache, 2 and 1 for those behind it, 0 for what
+    is read once and not kept.
 
     Example::
 
@@ -388,11 +392,14 @@ class Prefetch(RegionOpDef):
     """
 
     def __init__(self) -> None:
-        super().__init__("prefetch", "memref", result_count=0, pure=False, exact_bits=True)
+        super().__init__("prefetch", "memref", [_LOCALITY], result_count=0, pure=False, exact_bits=True)
 
     def verify(self, op: Operation) -> None:
-        """One access to a single element, and no region."""
+        """One access to a single element, no region, and a locality from 0 to 3."""
         layout = layout_of(op)
+        locality = self.full_attributes(op.attributes)["locality"]
+        if not isinstance(locality, int) or not 0 <= locality <= 3:
+            raise TypeProblem(f"expected 0, 1, 2 or 3, found {locality}", attribute="locality")
         if len(layout) != 1 or not isinstance(layout[0], AccessArg) or op.regions:
             raise TypeProblem("expected one access: memref.prefetch(%A[%i + 8, 0])")
         check_single(layout[0])

@@ -163,6 +163,16 @@ def _split_divisible(a: DimExpr, divisor: int) -> tuple[Dim, Dim]:
     return _from_terms(quotient), _from_terms(rest)
 
 
+def _rounded_down(a: DimExpr, divisor: int) -> Dim | None:
+    """x when ``a`` is written as ``x - (x mod divisor)``."""
+    for monomial, coefficient in a.terms:
+        atom = monomial[0] if len(monomial) == 1 else None
+        if coefficient == -1 and isinstance(atom, DimFunction) and atom.kind == "mod" and atom.args[1] == divisor:
+            if _combine(atom.args[0], _from_terms({monomial: 1}), -1) == a:
+                return atom.args[0]
+    return None
+
+
 def floordiv(a: Dim, b: Dim) -> Dim:
     """a / b rounded down.  Raises ZeroDivisionError for a zero divisor."""
     if isinstance(a, int) and isinstance(b, int):
@@ -178,6 +188,9 @@ def floordiv(a: Dim, b: Dim) -> Dim:
         quotient, rest = _split_divisible(a, b)
         if quotient != 0:
             return quotient + floordiv(rest, b)
+        whole = _rounded_down(a, b)
+        if whole is not None:
+            return floordiv(whole, b)
     return _function("floordiv", a, b)
 
 

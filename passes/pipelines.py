@@ -28,7 +28,7 @@ _LOOPS = (
     "vectorize{loops=[m, n]}",
     "vectorize{loops=[n.e]}",
     "vectorize{loops=[n]}",
-    "prefetch{loop=k, ahead=8}",
+    "prefetch{loop=k, ahead=8, across=n.tile}",
     # one loop of what goes through a row in the same order
     "fuse-loops{loop=[col, reduce], inside=row}",
     "forward-stores{loops=[reduce]}",

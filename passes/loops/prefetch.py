@@ -7,14 +7,19 @@ from typing import Any, ClassVar
 
 from ir.builder import Builder
 from ir.core import Module, Operation, Value
-from ir.layout import LAYOUT, IndexExpr
+from ir.dims import Dim, ceildiv, dim_max, dim_min, floordiv, substitute
+from ir.layout import LAYOUT, IndexExpr, RangeArg
 from ir.opdef import REGISTRY
 from ir.rewriter import walk_graphs
+from ir.types import MemRefType
 from passes.infra.base import Pass, PassContext
-from passes.loops._loops import Access, accesses, depends_on, loops_tagged, number_layout, variable
+from passes.loops._loops import Access, accesses, body, depends_on, loops_tagged, number_layout, parent, single_range, tag_of, value_symbol, variable
 
 LINE = 64
 """Bytes of a cache line."""
+
+_FEW = 3
+"""Rounds that read the same panel; with fewer, one step can't ask for its part of the next panel with one hint."""
 
 
 @dataclass(frozen=True)
@@ -23,59 +28,154 @@ class Prefetch(Pass):
 
     Before::
 
-        %s = scf.for(%k = 0 to K, %acc = %zero, tag="k") {
-          %b = vector.load(%B.panels[%p, %k, 0:+48]) : vector<f32[1, 48]>
-          ...
+        scf.parallel(%jt = 0 to 96 step 48, tag="n.tile") {
+          scf.parallel(%it = 0 to 128 step 8, tag="m.tile") {
+            %s = scf.for(%k = 0 to 64, %acc = %zero, tag="k") {
+              %b = vector.load(%B.panels[%jt floordiv 48, %k, 0:+48]) : vector<f32[1, 1, 48]>
+              ...
 
-    After ``prefetch{loop=k, ahead=8}``::
+    After ``prefetch{loop=k, ahead=8, across=n.tile}``::
 
-        %s = scf.for(%k = 0 to K, %acc = %zero, tag="k") {
-          memref.prefetch(%B.panels[%p, %k+8, 0])
-          memref.prefetch(%B.panels[%p, %k+8, 16])
-          memref.prefetch(%B.panels[%p, %k+8, 32])
-          %b = vector.load(%B.panels[%p, %k, 0:+48]) : vector<f32[1, 48]>
-          ...
+        scf.parallel(%jt = 0 to 96 step 48, tag="n.tile") {
+          scf.parallel(%it = 0 to 128 step 8, tag="m.tile") {
+            %s = scf.for(%k = 0 to 64, %acc = %zero, tag="k") {
+              memref.prefetch(%B.panels[%jt floordiv 48, %k+8, 0])
+              memref.prefetch(%B.panels[%jt floordiv 48, %k+8, 16])
+              memref.prefetch(%B.panels[%jt floordiv 48, %k+8, 32])
+              memref.prefetch(%B.panels[(%jt floordiv 48)+1, 0, 192*(%it floordiv 8)+3*%k], locality=2)
+              %b = vector.load(%B.panels[%jt floordiv 48, %k, 0:+48]) : vector<f32[1, 1, 48]>
+              ...
 
     Loads of vectors are prefetched that move by whole lines from round to round: the variable of the loop is in an index
-    before the last one.  A hint changes no result, and may point behind the buffer.
+    before the last one.  ``ahead`` rounds are enough for what a near cache holds.
+
+    A panel is read by all tiles of rows (``m.tile``) one after the other, of which only the first one finds it far away.
+    So while it is read, every step asks for its share of the next panel, the one of the next round of the loop with tag
+    ``across``, which is then spread over the whole time.  Where there are less than three tiles of rows that would be too
+    much for one hint a step: hints are ``far`` rounds ahead then; when the number of tiles is known only when the program
+    runs, the distance is computed from it.
+
+    A hint changes no result, and may point behind the buffer.
     """
 
     loop: str = "k"
     """tag of the loops"""
     ahead: int = 8
     """rounds from a hint to the load that it is for"""
+    across: str = ""
+    """tag of the loops over panels; empty for no hints for the next panel"""
+    far: int = 64
+    """rounds from a hint to the load when few rounds read the same panel"""
 
     keeps_types: ClassVar[bool] = True
     local: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.ahead < 1:
-            raise ValueError("a hint is for a later round")
+        if self.ahead < 1 or self.far < self.ahead:
+            raise ValueError("a hint is for a later round, and one for what is far away not for an earlier one")
 
     def run(self, module: Module, context: PassContext) -> bool:
-        made = 0
+        near, next_ = 0, 0
         for graph in walk_graphs(module):
             for loop in loops_tagged(graph, self.loop):
                 if any(op.name == "memref.prefetch" for op in loop.regions[0].block):
                     continue
-                for op in [o for o in loop.regions[0].block if o.name == "vector.load"]:
-                    made += self._hints(op, variable(loop))
-        context.count("hints made", made)
-        return made > 0
+                for load in [o for o in loop.regions[0].block if o.name == "vector.load"]:
+                    panel = Panel.of(load, loop, self.across) if self.across else None
+                    near += self._ahead(load, variable(loop), panel)
+                    next_ += panel is not None and _next_panel(load, panel)
+        context.count("hints made", near + next_)
+        context.count("for the next panel", next_)
+        return near + next_ > 0
 
-    def _hints(self, load: Operation, at: Value) -> int:
+    def _ahead(self, load: Operation, at: Value, panel: Panel | None) -> int:
+        """Hints for the lines that a later round reads."""
         (access,) = accesses(load)
         *outer, last = access.indices
         if last.size is None or depends_on(last.expr, [at]) or not any(depends_on(i.expr, [at]) for i in outer):
             return 0
         if any(i.size is not None and i.size > 1 for i in outer):
             return 0
-        graph, block = load.graph, load.block
-        assert graph is not None and block is not None
+        distance = self._distance(panel.readers) if panel is not None else self.ahead
         step = LINE // access.buffer.type.dtype.itemsize  # type: ignore[union-attr]
-        later = [IndexExpr(i.expr + self.ahead if depends_on(i.expr, [at]) else i.expr) for i in outer]
+        later = [IndexExpr(i.expr + distance if depends_on(i.expr, [at]) else i.expr) for i in outer]
         for start in range(0, last.size, step):
-            operands, layout = number_layout([Access(access.buffer, (*later, IndexExpr(last.expr + start)))], graph)
-            attributes: Any = {LAYOUT: layout}
-            Builder(block, load, loc=load.loc).create(REGISTRY["memref.prefetch"], operands, attributes, result_types=())
+            _hint(load, Access(access.buffer, (*later, IndexExpr(last.expr + start))))
         return -(-last.size // step)
+
+    def _distance(self, readers: Dim) -> Dim:
+        """``ahead`` for three readers of a panel and more, ``far`` for one and none."""
+        slope = -(-(self.far - self.ahead) // (_FEW - 1))
+        return dim_max(self.ahead, dim_min(self.far, self.far + slope - slope * readers))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A load of one line of a panel, in a loop over its lines, in one over what reads it, in one over panels.
+
+    ``readers`` is how many full tiles of rows read a panel, ``reader`` the number of the one that the load stands in, None
+    when it is not a full one; ``following`` are the indices of the next panel, without those of the element.
+    """
+
+    access: Access
+    following: tuple[IndexExpr, ...]
+    width: int
+    lines: Dim
+    line: Dim
+    readers: Dim
+    reader: Dim | None
+
+    @staticmethod
+    def of(load: Operation, loop: Operation, across: str) -> Panel | None:
+        """What a load is a part of; None where it doesn't read whole panels in their order."""
+        (access,) = accesses(load)
+        rows = parent(loop)
+        tiles = parent(rows) if rows is not None else None
+        bounds = single_range(loop)
+        type_ = access.buffer.type
+        assert isinstance(type_, MemRefType)
+        if rows is None or tiles is None or bounds is None or tag_of(tiles) != across or rows.name != "scf.parallel" or len(type_.shape) < 3:
+            return None
+        *outer, panel, line, last = access.indices
+        width, lines, tile = type_.shape[-1], type_.shape[-2], single_range(tiles)
+        inside = [variable(tiles), variable(rows), variable(loop)]
+        if tile is None or not isinstance(width, int) or last.expr != 0 or last.size != width or not isinstance(tile.step, int):
+            return None
+        if line.expr != value_symbol(variable(loop)) or bounds != RangeArg(0, lines, 1) or any(depends_on(i.expr, inside) for i in outer):
+            return None
+        start = value_symbol(variable(tiles))
+        following = substitute(panel.expr, {f"%{variable(tiles).name}": start + tile.step})
+        if following != panel.expr + 1:
+            return None
+        first = next(op for op in body(tiles) if op.name == "scf.parallel" and tag_of(op) == tag_of(rows))
+        readers, number = _rounds(first), _rounds(rows, value_symbol(variable(rows)))
+        if readers is None or number is None:
+            return None
+        indices = (*(IndexExpr(i.expr) for i in outer), IndexExpr(following))
+        return Panel(access, indices, width, lines, line.expr, readers, number if rows is first else None)
+
+
+def _rounds(loop: Operation, until: Dim | None = None) -> Dim | None:
+    """The number of rounds of a loop, or of those before the one in which its variable is ``until``."""
+    bounds = single_range(loop)
+    if bounds is None or not isinstance(bounds.step, int):
+        return None
+    return floordiv((bounds.stop if until is None else until) - bounds.start, bounds.step)
+
+
+def _next_panel(load: Operation, panel: Panel) -> bool:
+    """A hint for the share of the next panel that falls to one step of one reader."""
+    if panel.reader is None or (isinstance(panel.readers, int) and panel.readers < _FEW):
+        return False
+    share = ceildiv(panel.width, dim_max(1, panel.readers))
+    place = (panel.reader * panel.lines + panel.line) * share
+    _hint(load, Access(panel.access.buffer, (*panel.following, IndexExpr(0), IndexExpr(place))), locality=2)
+    return True
+
+
+def _hint(load: Operation, access: Access, **attributes: Any) -> None:
+    graph, block = load.graph, load.block
+    assert graph is not None and block is not None
+    operands, layout = number_layout([access], graph)
+    attributes[LAYOUT] = layout
+    Builder(block, load, loc=load.loc).create(REGISTRY["memref.prefetch"], operands, attributes, result_types=())

@@ -136,6 +136,7 @@ def test_division(tree: Tree, divisor: int, values: dict[str, int]) -> None:
         x = build(tree)
         assert substitute(floordiv(x, divisor) * divisor + mod(x, divisor), values) == substitute(x, values)
         assert exact_div(x * divisor, divisor) == x
+        assert floordiv(x - mod(x, divisor), divisor) == floordiv(x, divisor)
         assert floordiv(x * divisor, divisor) == x and mod(x * divisor, divisor) == 0 and ceildiv(x * divisor, divisor) == x
     except ZeroDivisionError:
         return

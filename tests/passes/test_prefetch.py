@@ -31,3 +31,85 @@ def test_what_gets_none() -> None:
         assert "prefetch" not in print_module(optimize(text, pipeline))
     with pytest.raises(GraphError, match="a hint is for a later round"):
         load_pipeline("prefetch{ahead=0}")
+
+
+def panels(rows: str, steps: str = "5") -> str:
+    """A product whose second factor lies in panels of 48 columns."""
+    return f"""graph @main(%A: memref<f32[{rows}, {steps}]>, %P: memref<f32[2, {steps}, 48]>, %C: memref<f32[{rows}, 96]>) {{
+  %zero = arith.constant(0.0) : f32
+  scf.parallel(%jt = 0 to 96 step 48, tag="n.tile") {{
+    scf.parallel(%it = 0 to {rows} step 8, tag="m.tile") {{
+      scf.parallel(%i = %it to min(%it+8, {rows}), tag="m") {{
+        scf.parallel(%j = %jt to %jt+48, tag="n") {{
+          %s = scf.for(%k = 0 to {steps}, %acc = %zero, tag="k") {{
+            %a = memref.load(%A[%i, %k]) : f32
+            %b = memref.load(%P[%jt floordiv 48, %k, %j-%jt]) : f32
+            %t = math.fma(%a, %b, %acc) : f32
+            yield %t
+          }} : f32
+          memref.store(%s, %C[%i, %j])
+          yield
+        }}
+        yield
+      }}
+      yield
+    }}
+    yield
+  }}
+  return
+}}
+"""
+
+
+PANELS = "peel{loop=m.tile, sizes=[4, 2, 1]},vectorize{loops=[m, n]},prefetch{across=n.tile, far=20}"
+
+
+def hints(text: str) -> list[str]:
+    return [line.strip() for line in print_module(optimize(text, PANELS)).splitlines() if "prefetch" in line]
+
+
+def test_the_next_panel() -> None:
+    """Every step of every reader asks for its share: 48 elements in 4 shares of 12, in the order in which they lie."""
+    found = hints(panels("32"))
+    assert found[-1] == "memref.prefetch(%P[(%jt floordiv 48)+1, 0, 60*(%it floordiv 8)+12*%k], locality=2)"
+    assert found[:-1] == [f"memref.prefetch(%P[%jt floordiv 48, %k+8, {start}])" for start in (0, 16, 32)]
+    places = sorted(12 * k + 60 * reader for reader in range(4) for k in range(5))
+    assert places == list(range(0, 5 * 48, 12))
+
+
+@pytest.mark.parametrize(("rows", "distance", "next_"), [("8", 20, 0), ("16", 14, 0), ("24", 8, 1), ("7", 20, 0), ("25", 8, 1)])
+def test_few_readers(rows: str, distance: int, next_: int) -> None:
+    """One or two readers look far ahead; from three on they share the next panel, which remainders leave to them."""
+    found = hints(panels(rows))
+    assert sum("locality" in line for line in found) == next_
+    assert all(f"+{distance}," in line for line in found if "locality" not in line)
+
+
+def test_readers_known_when_it_runs() -> None:
+    after = optimize(panels("M", "K"), PANELS)
+    text = print_module(after)
+    assert text.count("locality=2") == 1 and "%k+max(8, min(-6*(M floordiv 8)+26, 20))" in text
+    sizes = [((m, k), (2, k, 48), (m, 96)) for m in (0, 1, 7, 8, 33) for k in (0, 1, 5)]
+    assert_same_runs(load(panels("M", "K")), after, sizes)
+
+
+def test_what_is_no_panel() -> None:
+    """Other tags around, lines that are read in part, in another order, from another place."""
+    text = panels("32")
+    for old, new in [
+        ('tag="n.tile"', 'tag="x.tile"'),
+        ("%P[%jt floordiv 48, %k, %j-%jt]", "%P[1-%jt floordiv 48, %k, %j-%jt]"),
+        ("%k = 0 to 5", "%k = 1 to 5"),
+        ("%P[%jt floordiv 48, %k, %j-%jt]", "%P[%k floordiv 3, %jt floordiv 48, %j-%jt]"),
+    ]:
+        assert old in text
+        assert not any("locality" in line for line in hints(text.replace(old, new)))
+    with pytest.raises(GraphError, match="not for an earlier one"):
+        load_pipeline("prefetch{ahead=8, far=7}")
+
+
+def test_locality() -> None:
+    text = "graph @main(%A: memref<f32[4]>) {{\n  memref.prefetch(%A[0], locality={})\n  return\n}}\n"
+    assert "locality=1" in print_module(load(text.format(1))) and "locality" not in print_module(load(text.format(3)))
+    with pytest.raises(GraphError, match="expected 0, 1, 2 or 3, found 4"):
+        load(text.format(4))
