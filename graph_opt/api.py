@@ -21,6 +21,8 @@ from ir.types import is_known
 from ir.verifier import verify_module
 from passes.infra.base import Pass
 from passes.infra.manager import Instrumentation, PassManager
+from passes.memory.plan_memory import PlanMemory
+from passes.memory.poison import Poison
 from passes.pipelines import load_pipeline
 
 if TYPE_CHECKING:
@@ -135,12 +137,19 @@ def make_executable(
         from graph_opt.native import compile_native
 
         with fewer_collections():
-            PassManager(passes, watch or Instrumentation(), sources, fold_twins=True).run(module)
+            PassManager(poisoning(passes), watch or Instrumentation(), sources, fold_twins=True).run(module)
             return compile_native(module, module.graphs[entry.name], sources, threads)
 
     if all(is_known(p.type) for p in entry.parameters):
         return make(module)
     return DeferredExecutable(module, entry, make)
+
+
+def poisoning(passes: Sequence[Pass]) -> Sequence[Pass]:
+    """The passes; with ``GRAPH_OPT_POISON=1``, memory that a plan says is free is filled with garbage."""
+    if os.environ.get("GRAPH_OPT_POISON") != "1":
+        return passes
+    return [each for p in passes for each in ((p, Poison()) if isinstance(p, PlanMemory) else (p,))]
 
 
 def compile(

@@ -12,18 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from dialects.arith.constant import constant
-from ir.attributes import Dense
-from ir.builder import Builder
-from ir.builtin import yield_
 from ir.clone import clone_module
-from ir.core import Block, Graph, Module, Operation, Region, Value
+from ir.core import Module, Operation, Value
 from ir.dims import substitute
 from ir.inputs import GeneratedWeights
 from ir.interpreter import Interpreter
-from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, OperandArg, RangeArg, layout_of, operand_symbol
-from ir.opdef import REGISTRY
-from ir.types import DType, MemRefType, ScalarType, index
+from ir.layout import AccessArg, BindArg, layout_of
+from ir.types import MemRefType
+from passes.infra.base import PassContext
+from passes.memory.poison import Poison, touching_operations
 
 _MADE = ("memref.alloc", "memref.view", "memref.reshape")
 _WHOLE = ("memref.copy", "memref.to_tensor")
@@ -199,7 +196,7 @@ def demand(module: Module, name: str, sizes: Mapping[str, int]) -> Demand:
             assert isinstance(arena, MemRefType)
             arenas[op.operands[0]] = _number(arena.shape[0], sizes)
     numbers = {op: n for n, op in enumerate(graph.block)}
-    times = {op: [numbers[t] for t in touching] for op in ranges if (touching := _touching(op.result, graph))}
+    times = {op: [numbers[t] for t in touching] for op in ranges if (touching := touching_operations(op.result, graph))}
     at_once = between = views = 0
     for now in range(len(numbers)):
         held = sorted(ranges[op] for op, at in times.items() if at[0] <= now <= at[-1])
@@ -223,65 +220,7 @@ def _number(dim: Any, sizes: Mapping[str, int]) -> int:
 
 def poisoned(module: Module) -> Module:
     """A copy in which garbage (NaN, large numbers) is stored to every view of an arena behind the last operation that
-    touches it, unless another view of the same place is touched there first: that one has taken the memory over.
-
-    The stores are loops of ``memref.store``, so every later level runs them, native code too.
-    """
+    touches it (the pass ``poison``); a plan that is right gives the same bits."""
     copy = clone_module(module)
-    for graph in copy.graphs.values():
-        views = [op for op in graph.block if op.name == "memref.view"]
-        touched = {op: _touching(op.result, graph) for op in views}
-        last: dict[Operation, list[Operation]] = {}
-        for op in views:
-            if touched[op] and not any(
-                o is not op and o.attributes["offset"] == op.attributes["offset"] and touched[o] and touched[o][0] is touched[op][-1] for o in views
-            ):
-                last.setdefault(touched[op][-1], []).append(op)
-        for anchor, ending in last.items():
-            for op in ending:
-                _store_garbage(graph, anchor, op.result)
+    Poison().run(copy, PassContext())
     return copy
-
-
-def _touching(buffer: Value, graph: Graph) -> list[Operation]:
-    """Operations of the top level that read or write a buffer, in order."""
-    names = {buffer}
-    for op in graph.walk():
-        if op.name == "memref.reshape" and op.operands[0] in names:
-            names.add(op.result)
-    touching = []
-    for op in graph.block:
-        inner = [o for o in op.walk() if o.name not in ("memref.reshape", "memref.dim") and any(v in names for v in o.operands)]
-        if inner:
-            touching.append(op)
-    return touching
-
-
-def garbage(dtype: DType) -> Dense:
-    """What ``memref.alloc`` fills memory with: NaN of every float type."""
-    if dtype.kind == "bool":
-        return Dense(np.array(True), dtype)
-    raw = np.tile(np.frombuffer(bytes((0xFF, 0x7F)), np.uint8), 4)[: dtype.itemsize]
-    return Dense(raw.view(dtype.numpy).reshape(()), dtype)
-
-
-def _store_garbage(graph: Graph, anchor: Operation, buffer: Value) -> None:
-    type_ = buffer.type
-    assert isinstance(type_, MemRefType)
-    block: Block = graph.block
-    builder = Builder(block, anchor.next, origin="poison")
-    variables: list[Value] = []
-    for dim in type_.shape:
-        region = Region()
-        region.block.add_argument("poison.i", ScalarType(index))
-        layout: Any = {LAYOUT: (RangeArg(0, dim, 1),)}
-        builder.create(REGISTRY["scf.parallel"], [], layout, regions=[region], result_types=())
-        variables.append(region.block.arguments[0])
-        builder = Builder(region.block, origin="poison")
-    made = builder.create(constant, [], {"value": garbage(type_.dtype)}, result_types=[ScalarType(type_.dtype)])
-    access = AccessArg(1, tuple(IndexExpr(operand_symbol(2 + i)) for i in range(len(variables))))
-    store: Any = {LAYOUT: (OperandArg(0), access)}
-    builder.create(REGISTRY["memref.store"], [made.result, buffer, *variables], store, result_types=())
-    for variable in variables:
-        assert isinstance(variable.owner, Block)
-        Builder(variable.owner).create(yield_, [])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import graph_opt
+from ir.printer import print_module
 
 ROOT = Path(__file__).parents[2]
 f = np.float32
@@ -273,3 +274,33 @@ def test_poison(monkeypatch: pytest.MonkeyPatch) -> None:
 """
     _, native = both(text)
     assert np.isnan(native()).all()
+
+
+def test_poison_in_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With GRAPH_OPT_POISON=1 a plan that frees memory too early shows, and a right one gives the same bits."""
+    right = """graph @main(%x: f32[B, S]) -> f32[B, S] {
+  %a = softmax(%x, axis=-1)
+  %t = transpose(%a, perm=[1, 0])
+  %p = matmul(%a, %t)
+  %q = matmul(%p, %p)
+  %y = matmul(%q, %a)
+  return %y
+}
+"""
+    wrong = """graph @main(%x: f32[4]) -> f32[4] {
+  %X = memref.from_tensor(%x) : memref<f32[4]>
+  %M = memref.alloc() : memref<u8[16]>
+  %A = memref.view(%M, offset=0) : memref<f32[4]>
+  %C = memref.view(%M, offset=0) : memref<f32[4]>
+  memref.copy(%X, %A)
+  %y = memref.to_tensor(%C) : f32[4]
+  return %y
+}
+"""
+    x = np.random.default_rng(0).standard_normal((37, 21)).astype(np.float32)
+    wanted, small = graph_opt.compile(graph_opt.parse(right))(x), np.ones(4, np.float32)
+    assert (graph_opt.compile(graph_opt.parse(wrong), pipeline="poison")(small) == small).sum() == 0
+    monkeypatch.setenv("GRAPH_OPT_POISON", "1")
+    poisoned = graph_opt.compile(graph_opt.parse(right))
+    assert "poison" in print_module(poisoned.module)
+    assert np.array_equal(poisoned(x), wanted)
