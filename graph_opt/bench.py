@@ -10,6 +10,7 @@ have come from which nest.
 from __future__ import annotations
 
 import ctypes
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,11 @@ class Report:
     def between(self) -> list[float]:
         """Seconds of a call that are in no part: the call itself, barriers, what is computed between loops."""
         return [whole - sum(p.seconds[i] for p in self.parts) for i, whole in enumerate(self.timed_calls)]
+
+    @property
+    def undisturbed(self) -> float:
+        """The sum of the medians of all parts and of what is between them: a pause in one round touches few of them."""
+        return statistics.median(self.between) + sum(statistics.median(p.seconds) for p in self.parts)
 
 
 @dataclass
@@ -233,7 +239,7 @@ def measure(subject: Subject, arrays: Sequence[NDArray[Any]], inputs: dict[str, 
     for part, positions in subject.parts:
         part.seconds = [sum(counts[p] for p in positions) * tick / calls for counts in counted]
     parts = [part for part, _ in subject.parts]
-    limits = meter.limits()
+    limits = meter.limits(max)
     assert code is not None  # keeps the function of ``ticks``
     return Report(
         subject.graph.name, subject.threads, subject.names, inputs, limits, subject.flops, subject.nbytes, parts, whole, timed, calls

@@ -23,7 +23,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def to_json(report: Report) -> dict[str, Any]:
     """Everything, in seconds, operations, bytes and shares from 0 to 1."""
-    whole = statistics.median(report.timed_calls)
+    whole = report.undisturbed
     between = statistics.median(report.between)
     return {
         "graph": report.graph,
@@ -38,6 +38,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "call_with_clocks": {"seconds": spread(report.timed_calls)},
         "parts": [_part(report, p, whole) for p in report.parts],
         "between": {"seconds": between, "share": between / whole},
+        "sum": {"seconds": whole},
     }
 
 
@@ -78,12 +79,13 @@ class _Row:
 def to_text(report: Report) -> str:
     """The call in some lines, then a table of its parts, those that take longest first."""
     lines = [*_head(report), ""]
-    whole = statistics.median(report.timed_calls)
+    whole = report.undisturbed
     heads = ["time", "n", "share", "GFLOP/s", "GB/s", "limit", "of limit", "bound", "lines", "what"]
     rows = [_cells(report, row, whole) for row in sorted(_rows(report.parts), key=lambda r: -r.total)]
     between = statistics.median(report.between)
     rest = [duration(between), "", f"{between / whole:.1%}", *[""] * 6, "the call, barriers, and what is between loops"]
-    lines += _table([heads, *rows, rest])
+    total = [duration(whole), "", "100.0%", *[""] * 6, "all of it"]
+    lines += _table([heads, *rows, rest, total])
     return "\n".join(lines) + "\n"
 
 

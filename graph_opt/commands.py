@@ -282,7 +282,7 @@ class _Progress:
 
 def bench_program(args: argparse.Namespace) -> int:
     """Measures a program, loop nest by loop nest, on given and generated arrays."""
-    from codegen.runtime.threads import available_processors
+    from codegen.runtime.processors import available_processors
     from graph_opt import bench, bench_report
 
     module = _read(args)
@@ -304,7 +304,8 @@ def bench_program(args: argparse.Namespace) -> int:
     written = clone_module(module)
     passes = load_pipeline(args.pipeline if args.pipeline is not None else default_pipeline(module, "cpu"))
     progress = _Progress()
-    subject = bench.prepare(module, entry, sources, passes, args.threads or available_processors(), sizes, Instrumentation(progress=progress.show))
+    threads = min(args.threads or available_processors(), available_processors())
+    subject = bench.prepare(module, entry, sources, passes, threads, sizes, Instrumentation(progress=progress.show))
     arrays, _ = _run_with_inputs(subject.plain, given, args.seed, written=written, sizes=sizes)
     progress.clear()
     inputs = {p.name: _array_text(a) for p, a in zip(subject.graph.parameters, arrays, strict=True)}

@@ -12,20 +12,24 @@ L2 up to 512 KB, L3 up to 24 MB, else memory ("DRAM").
 
 from __future__ import annotations
 
+import ctypes
+import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from codegen.llvm.clock import tick, tick_function
 from codegen.llvm.jit import Code, host, host_attributes
 from codegen.runtime.abi import MAIN
 from codegen.runtime.pages import aligned_bytes
-from codegen.runtime.threads import shared_pool
-from ir.diagnostics import Diagnostic, GraphError
+from codegen.runtime.processors import affinity
 
 LEVELS = {"L2": 512 << 10, "L3": 24 << 20}
 """The largest working set, in bytes, that counts as held by a level; what is larger is in "DRAM"."""
@@ -96,12 +100,31 @@ class Meter:
             self._probes.append(_Probe(level, "read", size, READ[level] // (self.threads if shared else 1) // size * size))
         self._memory = _filled(_MEMORY if "DRAM" in self.levels else max(p.nbytes for p in self._probes) * self.threads)
         self._job = np.zeros(2, np.int64)
-        self._done = aligned_bytes(64 * self.threads)
+        self._state = aligned_bytes(64 * (self.threads + 1))
         self._window = 0
+        self._ticks = ctypes.CFUNCTYPE(ctypes.c_int64)(self._code.address("ticks"))
+        self._born: tuple[float, int] = time.perf_counter(), self._ticks()
+        self._others = self._threads() if self.threads > 1 else None
         self._steps = {p.name: self._calibrated(p) for p in self._probes}
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """The other threads, each on a processor of its own where there are enough."""
+        processors = affinity()
+        free = processors[1 : self.threads] if len(processors) >= self.threads else []
+        return ThreadPoolExecutor(self.threads - 1, "limits", _stay, (free,))
 
     def sample(self) -> None:
         """Measures every limit once, for about a millisecond each."""
+        processors = affinity()
+        if self._others and len(processors) >= self.threads:
+            os.sched_setaffinity(0, processors[:1])
+        try:
+            self._sample()
+        finally:
+            if self._others and processors:
+                os.sched_setaffinity(0, processors)
+
+    def _sample(self) -> None:
         for probe in self._probes:
             if probe.name != "DRAM":
                 self._seconds(probe, self._once(probe))  # fills the caches
@@ -134,22 +157,29 @@ class Meter:
         return self._window
 
     def _seconds(self, probe: _Probe, steps: int) -> float:
-        """How long all threads take for so many steps each."""
+        """How long all threads take for so many steps each, from the first one's start to the last one's end."""
         start = self._next_window(probe.nbytes * self.threads) if probe.name == "DRAM" else 0
         self._job[:] = steps, probe.nbytes
-        self._done.fill(0)
+        self._state.fill(0)
         main = MAIN(self._code.address(probe.kernel))
-        arguments = (self._memory.ctypes.data + start, self._job.ctypes.data, 0, self._done.ctypes.data)
-        begin = time.perf_counter()
-        if self.threads == 1:
-            main(*arguments, 0, 1)
-        else:
-            shared_pool(Code.from_text).run(main, *arguments, self.threads)
-        seconds = time.perf_counter() - begin
-        ran = int(self._done[::64].sum())
-        if ran != self.threads:
-            raise GraphError(Diagnostic(f"limits: {self.threads} threads are wanted, {ran} ran"))
-        return seconds
+        arguments = (self._memory.ctypes.data + start, self._job.ctypes.data, 0, self._state.ctypes.data)
+        others = [self._others.submit(main, *arguments, thread, self.threads) for thread in range(1, self.threads)] if self._others else []
+        main(*arguments, 0, self.threads)
+        for other in others:
+            other.result()
+        times = self._state[64 : 64 * (self.threads + 1)].view(np.int64).reshape(self.threads, 8)
+        return float(times[:, 1].max() - times[:, 0].min()) * self._tick()
+
+    def _tick(self) -> float:
+        """Seconds of a tick of the processor's clock, the more exact the older the meter is."""
+        ticks: int = self._ticks() - self._born[1]
+        return (time.perf_counter() - self._born[0]) / ticks
+
+
+def _stay(processors: list[int]) -> None:
+    """Binds the calling thread to the last processor of the list, and takes that out."""
+    if processors:
+        os.sched_setaffinity(threading.get_native_id(), {processors.pop()})
 
 
 def _filled(size: int) -> Any:
@@ -193,7 +223,7 @@ def _kernels() -> tuple[int, Code]:
     """The bytes that a step reads, and the code of all loops.
 
     They are functions as those of programs (``MAIN``): ``args`` is the memory, ``dims`` the number of steps and the bytes of each
-    thread, and each thread sets a byte of ``state``.
+    thread; ``state`` counts the threads that are there, all begin together, and each leaves the ticks when it began and ended.
     """
     shape = _Shape.of_host()
     vector, width = f"<{shape.lanes} x float>", 4 * shape.lanes
@@ -213,6 +243,7 @@ def _kernels() -> tuple[int, Code]:
     text = [
         _loop("peak_f32", vector, multiply, 0),
         _loop("read", vector, read, size),
+        tick_function("ticks"),
         f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})",
         f"attributes #0 = {{ nounwind {attributes} }}",
     ]
@@ -222,7 +253,7 @@ def _kernels() -> tuple[int, Code]:
 def _loop(name: str, vector: str, body: list[str], step: int) -> str:
     """A loop with one accumulator for each line of ``body``, over the bytes of a thread again and again, ``step`` at a time."""
     chains = range(len(body))
-    carried = "\n".join(f"  %a{i} = phi {vector} [ %start, %entry ], [ %b{i}, %loop ]" for i in chains)
+    carried = "\n".join(f"  %a{i} = phi {vector} [ %start, %begin ], [ %b{i}, %loop ]" for i in chains)
     sums = "\n".join(f"  %s{i + 1} = fadd {vector} {f'%s{i}' if i else 'zeroinitializer'}, %b{i}" for i in chains)
     work = "\n".join(body)
     return f"""
@@ -236,10 +267,18 @@ entry:
   %start = load {vector}, ptr %base, align 64
   %x = fmul {vector} %start, splat (float 0.5)
   %y = fmul {vector} %start, splat (float 0.25)
+  %before = atomicrmw add ptr %state, i64 1 seq_cst
+  br label %wait
+wait:
+  %there = load atomic i64, ptr %state seq_cst, align 8
+  %all = icmp sge i64 %there, %threads
+  br i1 %all, label %begin, label %wait
+begin:
+  %began = call i64 @{tick()}()
   br label %loop
 loop:
-  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
-  %at = phi i64 [ 0, %entry ], [ %wrapped, %loop ]
+  %i = phi i64 [ 0, %begin ], [ %next, %loop ]
+  %at = phi i64 [ 0, %begin ], [ %wrapped, %loop ]
 {carried}
   %place = getelementptr i8, ptr %base, i64 %at
 {work}
@@ -251,12 +290,16 @@ loop:
   br i1 %again, label %loop, label %end
 end:
 {sums}
-  %one = extractelement {vector} %s{len(body)}, i64 0
-  %some = fcmp oge float %one, 0.0
-  %byte = zext i1 %some to i8
-  %to = shl i64 %thread, 6
-  %where = getelementptr i8, ptr %state, i64 %to
-  store i8 %byte, ptr %where, align 1
+  %ended = call i64 @{tick()}()
+  %number = add i64 %thread, 1
+  %to = shl i64 %number, 6
+  %times = getelementptr i8, ptr %state, i64 %to
+  store i64 %began, ptr %times, align 8
+  %second_time = getelementptr i8, ptr %times, i64 8
+  store i64 %ended, ptr %second_time, align 8
+  %last = extractelement {vector} %s{len(body)}, i64 0
+  %place_of_last = getelementptr i8, ptr %times, i64 16
+  store float %last, ptr %place_of_last, align 4
   ret i32 0
 }}
 """
