@@ -5,6 +5,7 @@
     graph-opt bench FILE             measure a program on this machine
     graph-opt list ops|passes        what there is
     graph-opt explain NAME           the reference page of an operation or a pass
+    graph-opt explain-fusion FILE    what became one loop nest, and what kept the rest apart
 
 Only argparse is imported here; the work is in :mod:`graph_opt.commands`.
 Exit status: 0 done, 1 wrong input, 2 wrong usage, 3 a fault of ours, 130 interrupted.
@@ -17,7 +18,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = ("run", "bench", "list", "explain")
+_COMMANDS = ("run", "bench", "list", "explain", "explain-fusion")
 
 _EPILOG = """\
 commands:
@@ -26,6 +27,7 @@ commands:
   graph-opt bench FILE             measure a program on this machine; see graph-opt bench --help
   graph-opt list ops|passes        what there is
   graph-opt explain NAME           the reference page of an operation, a pass or a preset
+  graph-opt explain-fusion FILE    what became one loop nest, and what kept the rest apart
 
 examples:
   graph-opt samples/mlp.graph --pipeline O1
@@ -137,6 +139,17 @@ def explain_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def fusion_parser() -> argparse.ArgumentParser:
+    """The flags of ``graph-opt explain-fusion FILE``."""
+    parser = argparse.ArgumentParser(
+        prog="graph-opt explain-fusion",
+        description="Says which computations of a program became one loop nest and by which rule, and what kept the others apart.",
+    )
+    _program_flags(parser)
+    parser.add_argument("--json", action="store_true", help="the same for tools, as JSON")
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status; usage errors leave through SystemExit(2) as argparse does."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -171,10 +184,12 @@ def _dispatch(args: list[str]) -> int:
             from graph_opt import listing
 
             return listing.explain(explained.name)
-        parsed = (run_parser() if command == "run" else bench_parser()).parse_args(rest)
+        parsers = {"run": run_parser, "bench": bench_parser, "explain-fusion": fusion_parser}
+        parsed = parsers[command]().parse_args(rest)
         from graph_opt import commands
 
-        return commands.guarded(commands.run_program if command == "run" else commands.bench_program, parsed)
+        work = {"run": commands.run_program, "bench": commands.bench_program, "explain-fusion": commands.explain_fusion}
+        return commands.guarded(work[command], parsed)
     if "--version" in args:
         from graph_opt import __version__
 

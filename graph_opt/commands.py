@@ -384,6 +384,30 @@ def _apply_shapes(module: Module, args: argparse.Namespace) -> None:
         specialize_graph(module, find_graph(module, args.graph), shapes, {})
 
 
+# -- graph-opt explain-fusion --------------------------------------------------------------------------------------
+
+
+def explain_fusion(args: argparse.Namespace) -> int:
+    """Prints what became one loop nest, and what kept the rest apart."""
+    from graph_opt import fusion_report
+
+    passes = load_pipeline(args.pipeline if args.pipeline is not None else PRESET_OF["linalg"])
+    module = _read(args)
+    sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=False)
+    if args.graph is not None:
+        find_graph(module, args.graph)
+    _apply_shapes(module, args)
+    _check_types(module, "linalg")
+    operations = fusion_report.operations_by_place(module)
+    manager = PassManager(passes, Instrumentation(explain=True), sources)
+    manager.run(module)
+    found = [d for record in manager.records for d in record.decisions if args.graph in (None, d.graph)]
+    if not found:
+        print("no loop nests: the pipeline has no pass 'fuse' that met any", file=sys.stderr)
+    sys.stdout.write(fusion_report.report(found, operations, as_json=args.json))
+    return 0
+
+
 # -- graph-opt run -------------------------------------------------------------------------------------------------
 
 

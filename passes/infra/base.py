@@ -14,14 +14,16 @@ from ir.core import Module
 
 if TYPE_CHECKING:
     from ir.weights import WeightSource
+    from passes.infra.decisions import Decisions
 
 
 @dataclass
 class PassContext:
-    """What a pass may use besides the module: the weights, and a place to count what it did."""
+    """What a pass may use besides the module: the weights, a place to count what it did, and one for why, where that is asked for."""
 
     sources: Mapping[str, WeightSource] = field(default_factory=dict)
     statistics: dict[str, int] = field(default_factory=dict)
+    decisions: list[Decisions] | None = None
 
     def count(self, what: str, amount: int = 1) -> None:
         """Adds to a statistic that ``--statistics`` prints."""

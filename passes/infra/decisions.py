@@ -36,6 +36,7 @@ class Blocker(Enum):
     IN_BETWEEN = "something in between reads it as well"
     PRODUCTS = "a product and another sum in one nest"
     OWN_LOOPS = "made by loops of its own inside the nest"
+    RESHAPED = "read in another shape, in which its places are no sums of loop variables"
     PLACE = "read at other places than those that are stored"
     COMPUTED_PLACE = "read at places that are computed"
     REREAD = "too costly to compute again: elements are read more than once"

@@ -19,6 +19,7 @@ from passes.infra.twins import Folding, fold
 
 if TYPE_CHECKING:
     from ir.weights import WeightSource
+    from passes.infra.decisions import Decisions
 
 
 class PassFault(Exception):
@@ -38,6 +39,7 @@ class Instrumentation:
     """What is watched while passes run; the flags of the command line.
 
     ``print_before`` and ``print_after`` name passes (``all`` stands for every one); ``emit`` receives the texts.
+    ``explain`` asks passes to record what they decide (:mod:`passes.infra.decisions`).
     """
 
     print_before: tuple[str, ...] = ()
@@ -47,6 +49,7 @@ class Instrumentation:
     verify_each: bool = False
     verify_exec: bool = False
     verify_exec_budget: float | None = None
+    explain: bool = False
     seed: int = 0
     emit: Callable[[str], None] = lambda text: None
     progress: Callable[[str], None] = lambda text: None
@@ -61,6 +64,7 @@ class PassRecord:
     changed: bool
     statistics: dict[str, int]
     note: str = ""
+    decisions: list[Decisions] = field(default_factory=list)
 
 
 @dataclass
@@ -123,7 +127,7 @@ class PassManager:
             watch.emit(f"// before {text}\n{print_module(module)}")
         reference = clone_module(module) if watch.verify_exec else None
         before = print_module(module) if watch.verify_each or watch.verify_exec or watch.print_before_changed else None
-        context = PassContext(self.sources)
+        context = PassContext(self.sources, decisions=[] if watch.explain else None)
         start = time.perf_counter()
         try:
             changed = pass_.run(module, context)
@@ -134,7 +138,7 @@ class PassManager:
                 self._folding.abandon()
                 self._folding = None
             raise PassFault(text, f"failed: {type(error).__name__}: {error}", before or print_module(module)) from error
-        record = PassRecord(text, time.perf_counter() - start, changed, context.statistics)
+        record = PassRecord(text, time.perf_counter() - start, changed, context.statistics, decisions=context.decisions or [])
         self.records.append(record)
         if before is not None and (watch.verify_each or watch.verify_exec):
             self._check(text, module, before, changed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ir.core import Operation, Value
 from ir.dims import Dim, symbol
@@ -27,18 +27,21 @@ from passes.linalg._fusion import (
 from passes.linalg._nest_index import Nests, erase_buffer, output_to
 from passes.linalg._repeating import may_move
 
+Wanted = Callable[[Nests, Nest, Operation], bool]
+"""Whether a producer is to be joined with a consumer now."""
 
-def join_nests(nests: Nests, consumer: Operation, context: PassContext, only_plain: bool = False) -> Operation | None:
+
+def join_nests(nests: Nests, consumer: Operation, context: PassContext, wanted: Wanted | None = None) -> Operation | None:
     """Joins the nest with one that it reads at the place that is being stored; returns the joined nest.
 
-    With ``only_plain`` just with those without loops inside that nothing else reads.
+    ``wanted`` chooses among those that it reads.
     """
     nest = nests.view(consumer)
     for read in nest.reads:
         producer = nests.writer_of(read.buffer)
         if producer is None or producer.op is consumer or not nests.is_before(producer.op, consumer):
             continue
-        if only_plain and not _is_plain(nests, producer, consumer):
+        if wanted is not None and not wanted(nests, producer, consumer):
             continue
         names = may_join(nests, producer, nest, read)
         if isinstance(names, Blocker):
@@ -48,9 +51,15 @@ def join_nests(nests: Nests, consumer: Operation, context: PassContext, only_pla
     return None
 
 
-def _is_plain(nests: Nests, producer: Nest, consumer: Operation) -> bool:
+def has_one_reader(nests: Nests, producer: Nest, consumer: Operation) -> bool:
+    """Whether nothing but the consumer uses what the producer makes."""
     mine = {producer.op, consumer}
-    return not nests.facts(producer.op).loops and all(nests.users[root(o.buffer)].keys() <= mine for o in producer.outputs)
+    return all(nests.users[root(o.buffer)].keys() <= mine for o in producer.outputs)
+
+
+def is_plain(nests: Nests, producer: Nest, consumer: Operation) -> bool:
+    """Whether, besides, the producer has no loops inside."""
+    return not nests.facts(producer.op).loops and has_one_reader(nests, producer, consumer)
 
 
 def may_join(nests: Nests, producer: Nest, nest: Nest, read: Read) -> dict[str, str] | Blocker:

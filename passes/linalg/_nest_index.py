@@ -92,6 +92,8 @@ class Nests:
     """how the memory that a step reads came into its nest"""
     readers: dict[Value, dict[int, None]] = field(default_factory=dict)
     """steps by the memory that they read"""
+    makers: dict[Value, list[int]] = field(default_factory=dict)
+    """steps by the memory that they write"""
     read_once: set[Value] = field(default_factory=set)
     """memory of which every reader reads each element once"""
     _facts: dict[Operation, Facts] = field(default_factory=dict)
@@ -119,11 +121,14 @@ class Nests:
     def _number(self, op: Operation) -> None:
         """Makes a step of a nest."""
         facts, number = self.facts(op), len(self.steps)
-        made = next(iter(facts.writes or facts.reads), None)
-        self.steps.append(Step(tensor_name(made) if made is not None else op.name, op.loc))
+        arguments = op.regions[0].block.arguments
+        origin = arguments[-1].name.rpartition(".")[0] if arguments else op.name
+        self.steps.append(Step(tensor_name(facts.writes[0]) if facts.writes else f"{origin} (check)", op.loc))
         self.members[op] = {number: None}
         for memory in facts.reads:
             self.readers.setdefault(memory, {})[number] = None
+        for memory in dict.fromkeys(facts.writes):
+            self.makers.setdefault(memory, []).append(number)
 
     def _enter(self, op: Operation) -> None:
         facts = self.facts(op)
@@ -256,6 +261,15 @@ class Nests:
         """Whether something between two operations has effects beside those on memory of nests."""
         at = bisect_right(self._barriers, self.position[first])
         return at < len(self._barriers) and self._barriers[at] < self.position[last]
+
+    def refresh(self) -> None:
+        """Looks at all operations again, behind changes that were not told."""
+        for index in (self.users, self.writers, self._facts, self._views):
+            index.clear()
+        for number, op in enumerate(self.graph.block):
+            self.position[op] = number
+            if op.name not in ALIASES:
+                self._enter(op)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 

@@ -83,6 +83,8 @@ def may_repeat(nests: Nests, producer: Nest, nest: Nest, read: Read, scope: Sequ
         return Blocker.COMPUTED_PLACE
     if facts.cost == 0:
         return Rule.MOVED
+    if facts.cost <= CHEAP and not facts.reads:
+        return Rule.REPEATED  # made of loop variables alone
     if not _covers(places, scope):
         return Blocker.REREAD
     if _is_sole(nests, producer, output, nest, read, consumer):

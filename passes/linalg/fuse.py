@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar
 
 from ir.core import Graph, Module, Operation
@@ -10,11 +11,12 @@ from ir.rewriter import walk_graphs
 from passes.infra.base import Pass, PassContext
 from passes.linalg._dead import remove_dead_buffers
 from passes.linalg._fusion import is_nest
-from passes.linalg._joining import join_nests
+from passes.linalg._joining import has_one_reader, is_plain, join_nests
 from passes.linalg._nest_index import Nests
 from passes.linalg._repeating import repeat_producer
 from passes.linalg._rows import join_rows
 from passes.linalg._simpler import drop_unit_dims, sink_tensors, through_reshapes
+from passes.linalg._verdicts import decisions_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Fuse(Pass):
       normalizations).
 
     A nest stays apart when the order of its writes and reads can't be proven to stay, and when joining would compute a
-    costly value more than once.
+    costly value more than once.  What is returned is stored as a value of its own.  ``graph-opt explain-fusion FILE`` says
+    what was decided, and why.
     """
 
     keeps_types: ClassVar[bool] = True
@@ -76,6 +79,18 @@ class Fuse(Pass):
         return changed
 
 
+class Stage(Enum):
+    """In which order nests are joined.
+
+    First what only moves elements.  Then values that one nest reads: what is behind a value with several readers is not yet
+    joined with it, so that it can still be computed where it is read.  Then the rest.
+    """
+
+    MOVES = 1
+    OWN = 2
+    REST = 3
+
+
 def _fuse_graph(graph: Graph, context: PassContext) -> bool:
     if not any(op.name == "linalg.generic" for op in graph.block):
         return False
@@ -85,27 +100,30 @@ def _fuse_graph(graph: Graph, context: PassContext) -> bool:
     through_reshapes(graph, context)
     nests = Nests(graph)
     sink_tensors(nests, context)
-    for moves_only in (True, False):
+    for stage in Stage:
         again = True
         while again:
             again = False
             for op in list(graph.block):
                 if op.block is not None and is_nest(op):
-                    again |= _into(nests, op, context, moves_only)
+                    again |= _into(nests, op, context, stage)
     join_rows(nests, context)
     remove_dead_buffers(graph, context)
+    if context.decisions is not None:
+        nests.refresh()
+        context.decisions.append(decisions_of(nests))
     return context.statistics != before
 
 
-def _into(nests: Nests, consumer: Operation, context: PassContext, moves_only: bool) -> bool:
+def _into(nests: Nests, consumer: Operation, context: PassContext, stage: Stage) -> bool:
     """Joins everything that can be with a nest that reads it; returns whether anything was."""
     changed = False
     while True:
-        joined = None if moves_only else join_nests(nests, consumer, context, only_plain=True)
+        joined = None if stage is Stage.MOVES else join_nests(nests, consumer, context, is_plain)
         if joined is None:
-            joined = consumer if repeat_producer(nests, consumer, context, moves_only) else None
-        if joined is None and not moves_only:
-            joined = join_nests(nests, consumer, context)
+            joined = consumer if repeat_producer(nests, consumer, context, moves_only=stage is Stage.MOVES) else None
+        if joined is None and stage is not Stage.MOVES:
+            joined = join_nests(nests, consumer, context, has_one_reader if stage is Stage.OWN else None)
         if joined is None:
             return changed
         consumer, changed = joined, True
