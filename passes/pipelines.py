@@ -13,11 +13,11 @@ _LINALG = (
 )
 
 _LOOPS = (
-    # products: blocks of 8 rows by 48 columns, or of 6 by 64; factors arranged by columns
+    # products: blocks of 8 rows by 48 columns, or of 6 by 64 where there are many rows; factors arranged by columns
     "transpose-operands",
     "collapse",
     "lower-to-loops",
-    "tile{loop=n, size=[48, 64, 48], outside=m}",
+    "tile{loop=n, size=[48, 64, 48], outside=m, rounds=48}",
     "tile{loop=m, size=8, area=384}",
     "pack{stored_only=false, rows=32}",
     "hoist-to-init",

@@ -62,6 +62,9 @@ class Tile(Pass):
     ``outside=m`` puts the new loop around the loop ``m`` that the tiled one stands in, through parallel loops that do
     nothing else: ``tile{loop=n, size=48, outside=m}, tile{loop=m, size=8}`` makes the order n.tile, m.tile, m, n.
 
+    ``rounds=48`` leaves the choice among several sizes to loops that are known to have so many rounds of the loop
+    ``outside``; for others the last size is taken.  Wide tiles have few rows, and read what they share more often.
+
     ``area`` limits the rounds of a tile together with those of the tiles around it, to what registers hold:
     ``tile{loop=m, size=8, area=384}`` takes 8 rows of 48 columns, and 6 of 64.
 
@@ -78,6 +81,8 @@ class Tile(Pass):
     """tag of the new loops; empty for that of the old ones with ``.tile``"""
     outside: str = ""
     """tag of the loop that the new one goes around; empty for the old one"""
+    rounds: int = 0
+    """of several sizes the last, unless the loop ``outside`` is known to have so many rounds"""
     area: int = 0
     """the most rounds of a tile together with the tiles around it; 0 for no limit"""
 
@@ -103,8 +108,8 @@ class Tile(Pass):
         outer_tag = self.outer or f"{self.loop}.tile"
         if bounds is None or bounds.step != 1 or is_tile(loop, bounds, outer_tag):
             return False
-        size = self._limited(loop, self._choose(bounds))
         place = _place(loop, bounds, self.outside)
+        size = self._limited(loop, self._choose(bounds, place))
         assert place.block is not None
         builder = Builder(place.block, place, loc=loop.loc)
         tiles = create_loop(
@@ -122,12 +127,17 @@ class Tile(Pass):
         set_range(loop, RangeArg(start, _tile_end(start, size, bounds), 1))
         return True
 
-    def _choose(self, bounds: RangeArg) -> int:
+    def _choose(self, bounds: RangeArg, place: Operation) -> int:
         known = static_extent(bounds)
         if known is None:
             return self.size[-1]
-        size = next((s for s in self.size if known % s == 0), self.size[-1])
+        sizes = self.size if self._has_rounds(place) else self.size[-1:]
+        size = next((s for s in sizes if known % s == 0), sizes[-1])
         return min(size, max(1, -(-known // 16)) * 16)
+
+    def _has_rounds(self, place: Operation) -> bool:
+        around = single_range(place) if tag_of(place) == self.outside else None
+        return not self.rounds or (around is not None and (static_extent(around) or 0) >= self.rounds)
 
     def _limited(self, loop: Operation, size: int) -> int:
         outer = parent_loop(loop)

@@ -159,3 +159,10 @@ def test_area(n: str, rows: int) -> None:
     assert f"step {rows}, tag=\"m.tile\"" in print_module(after)
     with pytest.raises(GraphError, match="an area is 0"):
         load_pipeline("tile{area=-1}")
+
+
+@pytest.mark.parametrize(("rows", "size"), [("47", 48), ("48", 64), ("M", 48)])
+def test_rounds(rows: str, size: int) -> None:
+    """A choice among sizes only where many rows are known."""
+    after = optimize(matmul(rows, "64", "3"), "tile{loop=n, size=[48, 64, 48], outside=m, rounds=48}")
+    assert f'step {size}, tag="n.tile"' in print_module(after)
