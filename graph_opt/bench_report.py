@@ -107,10 +107,12 @@ def _head(report: Report) -> list[str]:
 
 
 def _rows(parts: Sequence[Part]) -> list[_Row]:
+    """A layer that is called again has the same operations, and names that begin with that of the call's result."""
     found: dict[Any, _Row] = {}
     for part in parts:
         places = tuple((o.name, o.file, o.line) for o in part.ops)
-        found.setdefault((places, part.flops, part.nbytes, part.known), _Row([])).parts.append(part)
+        names = tuple(name.partition(".")[2] for name in part.stored)
+        found.setdefault((places, names, part.flops, part.nbytes, part.known), _Row([])).parts.append(part)
     return list(found.values())
 
 

@@ -30,7 +30,25 @@ def pieces(text: str) -> list[str]:
     return re.split(r"^\.\.\.\n", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", SESSIONS)
+MEASURED = [c for c in SESSIONS if c.startswith("bench ")]
+
+
+def without_measures(text: str) -> list[str]:
+    """Lines without times, rates and names of processors, in an order that doesn't depend on them."""
+    plain = re.sub(r"\b[\d.]+%?( [num]?s\b)?", "0", re.sub(r" on \S+:", " on it:", text))
+    return sorted(" ".join(line.split()) for line in plain.splitlines())
+
+
+@pytest.mark.parametrize("command", MEASURED)
+def test_measurements_look_like_that(command: str, folder: Path) -> None:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        assert main(command.split()) == 0
+    (_, shown) = pieces(SESSIONS[command])
+    assert without_measures(shown) == without_measures(out.getvalue().partition("\n")[2])
+
+
+@pytest.mark.parametrize("command", [c for c in SESSIONS if c not in MEASURED])
 def test_commands_print_what_it_says(command: str, folder: Path) -> None:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
