@@ -9,7 +9,7 @@ from codegen.llvm.integers import facts
 from codegen.llvm.polynomials import Poly, as_number
 from codegen.llvm.types import llvm_type
 from codegen.llvm.writer import Writer, emits
-from ir.core import Operation, Value
+from ir.core import Block, Operation, Value
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim
 from ir.layout import BindArg, OperandArg, RangeArg, layout_of
@@ -33,6 +33,11 @@ def _carried_type(value: Value) -> str:
     return llvm_type(value.type)
 
 
+def _has_loop(block: Block) -> bool:
+    """Whether there are loops in a block, so that it takes long enough for a look whether the run should end."""
+    return any(inner.definition.full_name in ("scf.for", "scf.parallel") for op in block for inner in op.walk())
+
+
 @emits("scf.for")
 def _for(w: Writer, op: Operation) -> None:
     layout = layout_of(op)
@@ -40,7 +45,7 @@ def _for(w: Writer, op: Operation) -> None:
     block = op.regions[0].block
     inits = [a.source.position for a in layout if isinstance(a, BindArg) and isinstance(a.source, OperandArg)]
     carried = [(arg, _carried_type(arg), w.name(op.operand_uses[p].value)) for arg, p in zip(block.arguments[1:], inits, strict=True)]
-    results = w.loop(block.arguments[0], bounds_of(w, op, layout[0]), carried, lambda: w.run(block))
+    results = w.loop(block.arguments[0], bounds_of(w, op, layout[0]), carried, lambda: w.run(block), watched=_has_loop(block))
     for value, register in zip(op.results, results, strict=True):
         w.names[value] = register
 
@@ -81,13 +86,15 @@ def shared(w: Writer, op: Operation) -> None:
 
 def _nest(w: Writer, op: Operation, all_bounds: Sequence[tuple[Poly, Poly, Poly]], first: tuple[Poly, Poly, Poly] | None) -> None:
     block = op.regions[0].block
+    inner_loops = _has_loop(block)
 
     def level(at: int) -> Sequence[str]:
         if at == len(all_bounds):
             w.run(block)
             return []
         bounds = first if at == 0 and first is not None else all_bounds[at]
-        w.loop(block.arguments[at], bounds, [], lambda: level(at + 1), all_bounds[at])
+        watched = inner_loops or at + 1 < len(all_bounds)
+        w.loop(block.arguments[at], bounds, [], lambda: level(at + 1), all_bounds[at], watched)
         return []
 
     level(0)

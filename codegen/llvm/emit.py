@@ -55,7 +55,9 @@ def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | 
 
     ``state`` is 64-byte aligned and zero before a run.  It holds the failed site + 1 (i32 at 0) with two numbers (i64 at 8
     and 16), the barrier (i32 at 64 and at 128), and at 192 the function that ``print`` calls:
-    ``i32 (i64 site, ptr data, ptr dims)``, whose result ends the run with a failure of that site unless it is 0.
+    ``i32 (i64 site, ptr data, ptr dims)``, whose result ends the run with a failure of that site unless it is 0.  At 200 may be
+    the address of a byte that loops look at; when it is not 0, they ask the function at 208, ``i32 (ptr state, i64 thread)``,
+    and end the run unless it says 0.
 
     Raises GraphError for an operation that native code does not have.
     """
@@ -90,6 +92,7 @@ def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | 
         f"attributes #0 = {{ nounwind{extra} }}",
         "attributes #1 = { nounwind cold noinline }",
         "attributes #2 = { nounwind noinline }",
+        '!0 = !{!"branch_weights", i32 1, i32 1000000}',
         "",
     ])  # fmt: skip
     outputs = [Argument("result", n, t, True) for n, t in zip(_names(graph), results, strict=True)]

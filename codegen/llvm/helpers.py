@@ -10,6 +10,9 @@ X86 = ("x86_64", "amd64", "i386", "i686")
 FAILED, FIRST, SECOND, COUNT, GENERATION, CALLBACK = 0, 8, 16, 64, 128, 192
 """Offsets in ``state``: failed site + 1, its two numbers, the barrier's two words, the function that prints."""
 
+STOP, CHECK, ZERO = 200, 208, 232
+"""Where to look whether the run may have to end (a byte's address, or null), the function that then knows it, a byte that is 0."""
+
 _FLOOR_DIVISION = """define internal i64 @{name}.floordiv(i64 %x, i64 %y) #0 {{
 entry:
   %zero = icmp eq i64 %y, 0
@@ -124,7 +127,20 @@ end:
   ret void
 }}
 
-define internal i32 @{name}.barrier(ptr %state, i64 %threads) #2 {{
+define internal i32 @{name}.stopped(ptr %state, i64 %thread) #1 {{
+entry:
+  %place = getelementptr i8, ptr %state, i64 208
+  %check = load ptr, ptr %place, align 8
+  %none = icmp eq ptr %check, null
+  br i1 %none, label %on, label %ask
+ask:
+  %answer = call i32 %check(ptr %state, i64 %thread)
+  ret i32 %answer
+on:
+  ret i32 0
+}}
+
+define internal i32 @{name}.barrier(ptr %state, i64 %threads, i64 %thread) #2 {{
 entry:
   %alone = icmp sle i64 %threads, 1
   br i1 %alone, label %end, label %arrive
@@ -157,13 +173,23 @@ told:
   ret i32 %last_bit
 rest:
   %spun = add i32 %spins, 1
-  %patient = icmp ult i32 %spins, 4096
+  %patient = icmp ult i32 %spins, 512
   br i1 %patient, label %pause, label %yield
 pause:
   {pause}
   br label %again
 yield:
   %ignored = call i32 @sched_yield()
+  %stop_place = getelementptr i8, ptr %state, i64 200
+  %stop = load ptr, ptr %stop_place, align 8
+  %nobody = icmp eq ptr %stop, null
+  br i1 %nobody, label %again, label %look
+look:
+  %flag = load atomic i8, ptr %stop monotonic, align 1
+  %raised = icmp ne i8 %flag, 0
+  br i1 %raised, label %ask, label %again
+ask:
+  %answer = call i32 @{name}.stopped(ptr %state, i64 %thread)
   br label %again
 again:
   br label %wait

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from codegen.llvm.clock import tick
 from codegen.llvm.control import shared
-from codegen.llvm.helpers import CALLBACK
+from codegen.llvm.helpers import CALLBACK, STOP, ZERO
 from codegen.llvm.memory import copy_bytes
 from codegen.llvm.native import Argument, Site
 from codegen.llvm.nests import Call, KnownNests
@@ -40,6 +40,25 @@ class NestWriter(Writer):
                 at = self.set(f"getelementptr i8, ptr {pointer}, i64 {offset}")
                 self.line(f"store {llvm_type(result.type)} {self.name(result)}, ptr {at}, align 64")  # type: ignore[arg-type]
         self.line("ret i32 0")
+
+    def watch(self) -> None:
+        place = self.pure(0, f"getelementptr i8, ptr %state, i64 {STOP}")
+        given = self.pure(0, f"load ptr, ptr {place}, align 8")
+        nobody = self.pure(0, f"icmp eq ptr {given}, null")
+        zero = self.pure(0, f"getelementptr i8, ptr %state, i64 {ZERO}")
+        flag = self.pure(0, f"select i1 {nobody}, ptr {zero}, ptr {given}")
+        raised = self.set(f"icmp ne i8 {self.set(f'load atomic i8, ptr {flag} monotonic, align 1')}, 0")
+        go, ask, leave = self.label("go"), self.label("ask"), self.label("leave")
+        self.line(f"br i1 {raised}, label %{ask}, label %{go}, !prof !0")
+        self.cold += [
+            f"{ask}:",
+            f"  %{ask}.answer = call i32 @{self.unit.name}.stopped(ptr %state, i64 %thread)",
+            f"  %{ask}.on = icmp eq i32 %{ask}.answer, 0",
+            f"  br i1 %{ask}.on, label %{go}, label %{leave}",
+            f"{leave}:",
+            "  ret i32 1",
+        ]
+        self.place(go)
 
 
 def slot_offsets(op: Operation) -> list[int]:
@@ -218,7 +237,7 @@ class MainWriter(Writer):
     def _barrier(self) -> None:
         """Waits for all threads; all leave when one has failed."""
         self.turns.waited()
-        failed = self.set(f"call i32 @{self.unit.name}.barrier(ptr %state, i64 %threads)")
+        failed = self.set(f"call i32 @{self.unit.name}.barrier(ptr %state, i64 %threads, i64 %thread)")
         fine = self.set(f"icmp eq i32 {failed}, 0")
         good, leave = self.label("ok"), self.label("leave")
         self.line(f"br i1 {fine}, label %{good}, label %{leave}")

@@ -389,11 +389,12 @@ class Writer:
 
     def loop(
         self, variable: Value, bounds: tuple[Poly, Poly, Poly], carried: Sequence[tuple[Value, str, str]], body: Callable[[], Sequence[str]],
-        described: tuple[Poly, Poly, Poly] | None = None,
+        described: tuple[Poly, Poly, Poly] | None = None, watched: bool = False,
     ) -> list[str]:  # fmt: skip
         """A counted loop.  ``carried`` are (block argument, type, first value); returns the registers of the last ones.
 
-        ``described`` are the bounds that proofs may use, where those of the code say less.
+        ``described`` are the bounds that proofs may use, where those of the code say less.  In a ``watched`` loop every round
+        begins with a look whether the run should end.
         """
         start, stop, step = map(self.integer, bounds)
         self.space.counter(variable, *(described or bounds))
@@ -418,6 +419,8 @@ class Writer:
             self.names[argument] = f"{counter}{position}"
             self.depths[f"{counter}{position}"] = depth
         code = self.code
+        if watched:
+            self.watch()
         yielded = body()
         following = self._advance(counter, stop, step, bounds, labels)
         code[head] = f"  {counter} = phi i64 [ {start}, %{before} ], [ {following}, %{self.block} ]"
@@ -441,6 +444,9 @@ class Writer:
             following = self.set(f"add i64 {counter}, {step}")
         self.line(f"br i1 {more}, label %{labels[0]}, label %{labels[1]}")
         return following
+
+    def watch(self) -> None:
+        """Looks whether the run should end.  Nothing here: a function that is called alone has no say in that."""
 
     def choice(self, condition: str, branches: Sequence[Callable[[], Sequence[str]]], types: Sequence[str]) -> list[str]:
         """Runs the first branch when the condition is true, the second one, if there is one, when it is not."""

@@ -33,6 +33,13 @@ LEAST_WORK = 16384
 WORK_PER_THREAD = 8192
 """No more threads are used than have so many simple operations to do each."""
 
+STATE_STOP, STATE_CHECK = 200, 208
+"""The byte that says whether to ask if the run should end, and who is asked: ``i32 (ptr state, i64 thread)``, 0 to go on."""
+STATE_THREAD = 216
+"""Of :mod:`codegen.runtime.calls`: Python's state of the calling thread while it is without the lock."""
+INTERRUPTED = -1
+"""What STATE_FAILED is when a handler of a signal has ended the run by raising something."""
+
 MAIN = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 WORK = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)
 WORKSPACE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)

@@ -16,7 +16,8 @@ from typing import Any
 
 from codegen.runtime._dims_ir import DIMENSION_LIMIT, DimWriter, Lines, Number, Unsupported
 from codegen.runtime._pool_ir import BUSY, WORKERS
-from codegen.runtime.abi import ALIGNMENT, LEAST_WORK, STATE_BYTES, WORK_PER_THREAD, Loader
+from codegen.runtime.abi import ALIGNMENT, INTERRUPTED, LEAST_WORK, STATE_BYTES, WORK_PER_THREAD, Loader
+from codegen.runtime.calls import call_address
 from codegen.runtime.frames import Frame
 from codegen.runtime.numpy_api import (
     ALIGNED,
@@ -469,7 +470,8 @@ class _Writer:
         out.add(f"call void @llvm.memset.p0.i64(ptr align {ALIGNMENT} %state, i8 0, i64 {STATE_BYTES}, i1 false)")
         total = out.let(f"add i64 {self.total}, %needed")
         out.add(f"%long = icmp ugt i64 {total}, {_RELEASE_BYTES}")
-        main = f"ptr inttoptr (i64 {program.main_address} to ptr)"
+        arguments = f"ptr inttoptr (i64 {program.main_address} to ptr), ptr %args, ptr %dims, ptr %workspace, ptr %state"
+        long = f"call i32 inttoptr (i64 {call_address()} to ptr)"
         call = f"call i32 inttoptr (i64 {program.main_address} to ptr)(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 0, i64 1)"
         statuses = ["[ %status1, %alone ]"]
         if self.threads == 1:
@@ -484,10 +486,7 @@ class _Writer:
             out.add(f"br i1 {out.let(f'extractvalue {{ i32, i1 }} {got}, 1')}, label %together, label %alone")
             out.label("together")
             out.add(f"%runner = load ptr, ptr inttoptr (i64 {CELL_ADDRESS + 8} to ptr)")
-            out.add(f"%thread3 = {self._call('ptr', 'PyEval_SaveThread', '')}")
-            arguments = f"ptr %pool, {main}, ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 %team_size, double %work"
-            out.add(f"%status3 = call i32 %runner({arguments})")
-            out.add(self._call("void", "PyEval_RestoreThread", "ptr %thread3"))
+            out.add(f"%status3 = {long}(ptr %runner, ptr %pool, {arguments}, i64 %team_size, double %work)")
             out.add(f"store atomic i32 0, ptr {busy} release, align 4")
             out.add("br label %done")
             statuses.append("[ %status3, %together ]")
@@ -496,9 +495,11 @@ class _Writer:
         out.add("br label %done")
         statuses.append("[ %status2, %run ]")
         out.label("alone")
-        out.add(f"%thread = {self._call('ptr', 'PyEval_SaveThread', '')}")
-        out.add(f"%status1 = {call}")
-        out.add(self._call("void", "PyEval_RestoreThread", "ptr %thread"))
+        amount = out.let(f"fmul double {out.let(f'uitofp i64 {total} to double')}, 0.25")  # what reading that takes, in operations
+        if self.threads > 1:
+            more = out.let(f"fcmp ogt double %work, {amount}")
+            amount = out.let(f"select i1 {more}, double %work, double {amount}")
+        out.add(f"%status1 = {long}(ptr null, ptr null, {arguments}, i64 1, double {amount})")
         out.add("br label %done")
         out.label("done")
         out.add(f"%status = phi i32 {', '.join(statuses)}")
@@ -544,6 +545,8 @@ class _Writer:
             out.add("ret ptr null")
         out.label("failed")
         self._drop(count)
+        site = out.let("load i32, ptr %state")
+        self._go_on_if([out.let(f"icmp ne i32 {site}, {INTERRUPTED}")], "interrupted")
         out.add(f"%bytes0 = {self._call('ptr', 'PyBytes_FromStringAndSize', f'ptr %state, i64 {STATE_BYTES}')}")
         out.add(f"%bytes1 = {self._call('ptr', 'PyBytes_FromStringAndSize', f'ptr %dims, i64 {8 * len(self.program.text.symbols)}')}")
         both = [out.let(f"icmp ne ptr %bytes{i}, null") for i in range(2)]
@@ -556,6 +559,8 @@ class _Writer:
         for i in range(2):
             out.add(self._call("void", "Py_DecRef", f"ptr %bytes{i}"))
         out.add("ret ptr %told")
+        out.label("interrupted")
+        out.add("ret ptr null")  # with what the handler has raised
         out.label("nothing")
         for i in range(2):
             out.add(self._call("void", "Py_DecRef", f"ptr %bytes{i}"))  # which takes null

@@ -27,6 +27,7 @@ from codegen.runtime.abi import (
     NativeCode,
 )
 from codegen.runtime.arguments import is_plain, plain_copy, prepare, written_buffers
+from codegen.runtime.calls import caller
 from codegen.runtime.frames import Frame, Frames
 from codegen.runtime.outputs import bring, check_outputs, run_into
 from codegen.runtime.pages import aligned_arrays, aligned_bytes
@@ -174,7 +175,7 @@ class NativeProgram:
         if threads != 1 and self._pool is not None:
             status = self._pool().run(self._main, *arguments, threads, plan.work)
         else:
-            status = self._main(*arguments, 0, 1)
+            status = caller()(None, None, self.main_address, *arguments, 1, plan.work)
         if raised:
             raise raised[0]
         if status or ctypes.c_int32.from_address(frame.state_address + STATE_FAILED).value:  # a thread may come back before another fails

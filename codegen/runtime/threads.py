@@ -27,6 +27,7 @@ from codegen.runtime._pool_ir import (
     pool_text,
 )
 from codegen.runtime.abi import Loader, NativeCode
+from codegen.runtime.calls import caller
 from codegen.runtime.pages import aligned_bytes
 from codegen.runtime.processors import affinity
 
@@ -36,7 +37,6 @@ _SPIN_TIME = 50_000
 _LIMIT = 256
 """More threads than this are never started."""
 
-_RUN = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 6, ctypes.c_int64, ctypes.c_double)
 _WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _FLAG = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 _WAKE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -51,7 +51,6 @@ class Pool:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._code))  # a worker may be in it when the process ends
         self._work = _WORK(self._code.address("graph_opt_pool_work"))
         self.run_address = self._code.address("graph_opt_pool_run")
-        self._run = _RUN(self.run_address)
         self._take = _FLAG(self._code.address("graph_opt_pool_take"))
         self._leave = _FLAG(self._code.address("graph_opt_pool_leave"))
         self._wake = _WAKE(self._code.address("graph_opt_pool_wake"))
@@ -92,10 +91,10 @@ class Pool:
             try:
                 ready = min(wanted, self._start(wanted - 1) + 1)
                 if ready > 1:
-                    return self._run(self.address, main, args, dims, workspace, state, ready, work)  # type: ignore[no-any-return]
+                    return int(caller()(self.run_address, self.address, main, args, dims, workspace, state, ready, work))
             finally:
                 self._leave(self.address)
-        return main(args, dims, workspace, state, 0, 1)
+        return int(caller()(None, None, main, args, dims, workspace, state, 1, work))
 
     def _start(self, wanted: int) -> int:
         """Starts workers until there are ``wanted``; returns how many there are."""
