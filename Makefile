@@ -1,13 +1,14 @@
 # make demo   sets up and runs the demo
 # make test   sets up and runs all checks: ruff, mypy, the tests
-# Both build a virtual environment in .venv; VENV=... uses another place, PYTHON=... another interpreter (3.11 or newer).
+# make bench  times machine code beside other engines
+# All build a virtual environment in .venv; VENV=... uses another place, PYTHON=... another interpreter (3.11 or newer).
 
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := graph_opt ir dialects passes codegen interop
 
-.PHONY: demo test lint types unit fuzz clean
+.PHONY: demo test lint types unit fuzz bench clean
 
 demo: $(VENV)/.samples
 	$(BIN)/python samples/minilm/demo.py
@@ -26,6 +27,10 @@ unit: $(VENV)/.test
 # thousands of random programs; COUNT=... how many
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz --count $(or $(COUNT),5000)
+
+# machine code beside the engines that are installed (extra "bench"), or those of another interpreter; BENCH="--quick --match ..."
+bench: $(VENV)/.test
+	$(BIN)/python -m bench --threads 1,2 $(BENCH)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "graph-opt needs Python 3.11 or newer, PYTHON=... names it")'

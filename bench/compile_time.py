@@ -158,6 +158,7 @@ def one(model: str, program: str, weights: str, layers: int, passes: bool) -> No
     """Compiles and calls once in this process, and prints what took how long since ``start``."""
     start = time.perf_counter()
     import graph_opt
+    from codegen.llvm.jit import Code
     from graph_opt import api, native
     from passes.infra import manager
 
@@ -168,7 +169,7 @@ def one(model: str, program: str, weights: str, layers: int, passes: bool) -> No
         (api, "bind_files", "bind"),
         (manager.PassManager, "run", "passes"),
         (native, "emit_graph", "emit"),
-        (native.Code, "from_text", "llvm"),
+        (Code, "from_text", "llvm"),
         (native._Stored, "tensors", "weights"),
     ]
     for owner, name, label in wrapped:
