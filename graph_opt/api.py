@@ -11,7 +11,7 @@ import dialects
 from graph_opt.binding import Sources, at_location, bind_constants, bind_files
 from graph_opt.collector import fewer_collections
 from graph_opt.executable import DeferredExecutable, Executable, ReferenceExecutable
-from graph_opt.levels import level_of
+from graph_opt.levels import level_of, preset_of
 from ir.clone import clone_module
 from ir.core import Graph, Module
 from ir.diagnostics import Diagnostic, Diagnostics, GraphError, NamedLocation, did_you_mean
@@ -118,7 +118,7 @@ def default_pipeline(module: Module, device: str) -> str:
     """The passes that a device wants for a program: none but inference where it is at the level of loops already."""
     if device == "reference":
         return "O1"
-    return "O0" if level_of(module) == "loops" else "cpu"
+    return "O0" if level_of(module) == "loops" else preset_of("loops")
 
 
 def make_executable(

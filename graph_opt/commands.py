@@ -17,7 +17,7 @@ import numpy as np
 
 from graph_opt.api import DEFAULT_DEVICE, DEVICES, default_pipeline, find_graph, keep_reachable, make_executable, parse, read_program
 from graph_opt.binding import at_location, bind_files
-from graph_opt.levels import LEVELS, PRESET_OF, TARGETS, level_of
+from graph_opt.levels import LEVELS, TARGETS, level_of, preset_of
 from ir.clone import clone_module
 from ir.core import Graph, Module, Operation, Parameter
 from ir.diagnostics import Diagnostic, GraphError, Location, NamedLocation, Source, did_you_mean
@@ -132,7 +132,7 @@ def optimize(args: argparse.Namespace) -> int:
         _check_level(module, args)
     if args.emit is not None and args.pipeline is None:
         # a program at the level of loops is lowered already, and is taken as it is
-        passes = load_pipeline("O0" if level_of(module) == "loops" else PRESET_OF[args.emit])
+        passes = load_pipeline("O0" if level_of(module) == "loops" else preset_of(args.emit))
     _apply_shapes(module, args)
     if args.emit not in (None, "graph") and args.pipeline is None:
         _check_types(module, args.emit)
@@ -391,7 +391,7 @@ def explain_fusion(args: argparse.Namespace) -> int:
     """Prints what became one loop nest, and what kept the rest apart."""
     from graph_opt import fusion_report
 
-    passes = load_pipeline(args.pipeline if args.pipeline is not None else PRESET_OF["linalg"])
+    passes = load_pipeline(args.pipeline if args.pipeline is not None else preset_of("linalg"))
     module = _read(args)
     sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=False)
     if args.graph is not None:

@@ -10,8 +10,15 @@ LEVELS = ("graph", "linalg", "loops")
 TARGETS = ("llvm", "asm", "obj")
 """What the last level is turned into."""
 
-PRESET_OF = {"graph": "O1", "linalg": "O2", "loops": "cpu", "llvm": "cpu", "asm": "cpu", "obj": "cpu"}
-"""The passes that lead to a level or a target."""
+
+def preset_of(level: str) -> str:
+    """The passes that lead to a level or a target, on this machine."""
+    if level in ("graph", "linalg"):
+        return {"graph": "O1", "linalg": "O2"}[level]
+    from codegen.llvm.jit import host
+    from passes.pipelines import preset_for
+
+    return preset_for([f[1:] for f in host()[1].split(",") if f.startswith("+")])
 
 
 def level_of(module: Module) -> str:

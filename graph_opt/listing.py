@@ -58,10 +58,11 @@ def list_names(what: str) -> int:
 def explain(name: str) -> int:
     """Prints a reference page; 1 when there is none of that name."""
     from passes.infra.registry import pass_files
-    from passes.pipelines import PRESETS
+    from passes.pipelines import OTHER_TARGETS, PRESETS
 
-    if name in PRESETS:
-        print(f"{name} is the pipeline\n\n  {PRESETS[name]}")
+    presets = {**PRESETS, **OTHER_TARGETS}
+    if name in presets:
+        print(f"{name} is the pipeline\n\n  {presets[name]}")
         return 0
     if name in pass_files():
         print(pass_page(name), end="")
@@ -74,7 +75,7 @@ def explain(name: str) -> int:
     if definition is None:
         from ir.diagnostics import did_you_mean
 
-        known = [*pass_files(), *PRESETS, *(d.text_name for d in REGISTRY.values())]
+        known = [*pass_files(), *presets, *(d.text_name for d in REGISTRY.values())]
         hint = did_you_mean(name, known)
         print(f"graph-opt: error: there is no operation or pass '{name}'" + (f"\n  hint: {hint}" if hint else ""), file=sys.stderr)
         return 1

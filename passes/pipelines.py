@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+from string import Template
+
 from passes.infra.base import Pass
 from passes.infra.pipeline import parse_pipeline
 
@@ -13,15 +17,15 @@ _LINALG = (
 )
 
 _LOOPS = (
-    # products: blocks of 8 rows by 48 columns, or of 6 by 64 where there are many rows; factors arranged by columns
+    # products: blocks of rows and columns that the registers hold, wider ones where there are many rows; factors arranged by columns
     "transpose-operands",
     "collapse",
     "lower-to-loops",
-    "tile{loop=n, size=[48, 64, 48], outside=m, rounds=48}",
-    "tile{loop=m, size=8, area=384}",
+    "tile{loop=n, size=$columns, outside=m, rounds=48}",
+    "tile{loop=m, size=8, area=$area}",
     "pack{stored_only=false, rows=32}",
     "hoist-to-init",
-    "peel{loop=n.tile, sizes=[32, 16]}",
+    "peel{loop=n.tile, sizes=$columns_left}",
     "peel{loop=m.tile, sizes=[4, 2, 1]}",
     # what follows a product, row by row while the block is near
     "fission{loops=[m, n], after=k}",
@@ -32,18 +36,48 @@ _LOOPS = (
     # one loop of what goes through a row in the same order
     "fuse-loops{loop=[col, reduce], inside=row}",
     "forward-stores{loops=[reduce]}",
-    # sums in order are exact to f32, those over neighbours are in 16 lanes; everything else in blocks of 64
+    # sums in order are exact to f32, those over neighbours are in 16 lanes; everything else in blocks of four registers
     "widen-sums",
     "split-reduction",
-    "tile{loop=col, size=64}",
-    "peel{loop=col.tile, sizes=[16]}",
+    "tile{loop=col, size=$row}",
+    "peel{loop=col.tile, sizes=[$lanes]}",
     "vectorize{loops=[col]}",
     # memory, threads, machine vectors
     "plan-memory",
     "parallelize",
     "expand-math",
-    "unroll-vectors",
+    "unroll-vectors{lanes=$lanes}",
 )
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of processor: what it is known by, how many f32 a vector register holds, and how many registers there are."""
+
+    feature: str
+    lanes: int
+    registers: int
+
+    def passes(self) -> list[str]:
+        """The passes below the nests; blocks of products leave a quarter of the registers for what they are made of."""
+        vectors = 3 if self.registers >= 32 else 2
+        shape = {
+            "lanes": self.lanes,
+            "row": 4 * self.lanes,
+            "columns": [n * self.lanes for n in (vectors, vectors + 1, vectors)],
+            "columns_left": [n * self.lanes for n in range(vectors - 1, 0, -1)],
+            "area": self.registers * 3 // 4 * self.lanes,
+        }
+        return [Template(p).substitute(shape) for p in _LOOPS]
+
+
+TARGETS: dict[str, Target] = {
+    "cpu": Target("avx512f", 16, 32),
+    "cpu-avx2": Target("avx2", 8, 16),
+    "cpu-neon": Target("neon", 4, 32),
+}
+"""The presets that end with machine vectors, each for a kind of processor, the best one first."""
+
 
 PRESETS: dict[str, str] = {
     # inferred and verified, otherwise as written
@@ -53,10 +87,19 @@ PRESETS: dict[str, str] = {
     # fused loop nests over buffers
     "O2": ",".join(("O1", *_LINALG)),
     # loops over machine vectors, ready for code generation
-    "cpu": ",".join(("O1", *_LINALG, *_LOOPS)),
+    "cpu": ",".join(("O1", *_LINALG, *TARGETS["cpu"].passes())),
 }
+
+
+OTHER_TARGETS: dict[str, str] = {name: ",".join(("O1", *_LINALG, *t.passes())) for name, t in TARGETS.items() if name not in PRESETS}
+"""The preset ``cpu`` with the numbers of other processors."""
+
+
+def preset_for(features: Collection[str]) -> str:
+    """The preset for a processor with such features (``avx2``, ...); the one for the smallest registers when none is known."""
+    return next((name for name, target in TARGETS.items() if target.feature in features), list(TARGETS)[-1])
 
 
 def load_pipeline(text: str) -> list[Pass]:
     """The passes of a pipeline string, presets expanded.  Raises GraphError located in the string."""
-    return parse_pipeline(text, PRESETS)
+    return parse_pipeline(text, {**PRESETS, **OTHER_TARGETS})
