@@ -10,6 +10,7 @@ read, and buffers that nobody else uses don't count.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,20 +203,24 @@ class _Counter:
         self.extents = hidden
 
     def _loop(self, op: Operation, times: float) -> None:
-        bounds, variable = layout_of(op)[0], op.regions[0].block.arguments[0]
-        assert isinstance(bounds, RangeArg)
-        start, step = self._number(op, bounds.start, 0), max(1, self._number(op, bounds.step, 1))
-        values = range(start, self._number(op, bounds.stop, start + step), step)
-        self.extents[variable] = len(values)
+        """A loop, over all its ranges; where bounds inside depend on a variable, the rounds are gone through one by one."""
         block = op.regions[0].block
-        if variable not in _bounding(op) or self.rounds + len(values) > _LIMIT:
-            self.block(block, times * len(values))
-            return
-        self.rounds += len(values)
-        for value in values:
-            self.numbers[variable] = value
+        bounding = _bounding(op)
+        single: list[tuple[Value, range]] = []
+        for bounds, variable in zip([a for a in layout_of(op) if isinstance(a, RangeArg)], block.arguments, strict=False):
+            start, step = self._number(op, bounds.start, 0), max(1, self._number(op, bounds.step, 1))
+            values = range(start, self._number(op, bounds.stop, start + step), step)
+            self.extents[variable] = len(values)
+            if variable in bounding and self.rounds + len(values) <= _LIMIT:
+                single.append((variable, values))
+            else:
+                times *= len(values)
+        for point in itertools.product(*(values for _, values in single)):
+            self.rounds += 1
+            self.numbers.update((variable, value) for (variable, _), value in zip(single, point, strict=True))
             self.block(block, times)
-        self.numbers.pop(variable, None)
+        for variable, _ in single:
+            self.numbers.pop(variable, None)
 
     def _affine(self, op: Operation) -> None:
         result = op.results[0]
