@@ -20,7 +20,7 @@ from codegen.llvm.clock import tick_function
 from codegen.llvm.jit import Code
 from graph_opt.limits import READ, Limits, Meter, level_of
 from graph_opt.native import compile_native, compile_timed
-from graph_opt.work import Work, least_bytes, memories_used, work_of
+from graph_opt.work import Work, has_work, least_bytes, memories_used, work_of
 from ir.core import Graph, Module, Operation, Value
 from ir.diagnostics import AnyLocation, FusedLocation, NamedLocation
 from passes.infra.base import Pass
@@ -157,7 +157,7 @@ def _source_operations(module: Module) -> dict[Place, SourceOp]:
 
 
 def _nests(graph: Graph) -> list[Operation]:
-    return [op for op in graph.block if op.regions or op.definition.full_name == "memref.copy"]
+    return [op for op in graph.block if has_work(op)]
 
 
 def _mark(nest: Operation, number: int) -> None:

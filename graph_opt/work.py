@@ -117,6 +117,11 @@ def _elements(type_: MemRefType | TensorType, names: Mapping[str, int]) -> int:
     return math.prod(d for d in concrete.shape if isinstance(d, int))
 
 
+def has_work(op: Operation) -> bool:
+    """Whether an operation of the top level is one whose work is counted."""
+    return bool(op.regions) or op.definition.full_name in ("memref.copy", "graph.attention")
+
+
 def memories_used(graph: Graph) -> dict[Value, set[Operation]]:
     """Which operations of the top level use each buffer or tensor; those that give it another name don't count."""
     found: dict[Value, set[Operation]] = {}
@@ -160,7 +165,10 @@ class _Counter:
         elif op.definition.dialect == "affine":
             self._affine(op)
         elif name == "memref.copy":
-            self._copy(op)
+            self._whole(op.operands[0], self.work.read)
+            self._whole(op.operands[1], self.work.written)
+        elif name == "graph.attention":
+            self._attention(op)
         elif name != "memref.prefetch":
             self._plain(op, name, times)
 
@@ -175,11 +183,28 @@ class _Counter:
             if isinstance(argument, AccessArg):
                 self._access(op, argument, times, self.work.read if op.results else self.work.written)
 
-    def _copy(self, op: Operation) -> None:
-        for use, part in zip(op.operand_uses, (self.work.read, self.work.written), strict=True):
-            type_ = use.value.type
-            assert isinstance(type_, MemRefType)
-            part.setdefault(memory_of(use.value), {})["all"] = float(_elements(type_, self.names))
+    def _whole(self, value: Value, part: dict[Value, dict[str, float]]) -> None:
+        """Counts all elements of a buffer or tensor."""
+        assert isinstance(value.type, (MemRefType, TensorType))
+        part.setdefault(memory_of(value), {})["all"] = float(_elements(value.type, self.names))
+
+    def _attention(self, op: Operation) -> None:
+        """Attention that no pass has taken apart: two products, and exp and four operations, for each pair of a query and a key it sees."""
+        query, key, value, past = (self._shape(op, name) for name in ("q", "k", "v", "past_k"))
+        queries, keys, width = query[-2], key[-2] + (past[-2] if past else 0), value[-1]
+        seen = sum(min(keys, max(0, i + keys - queries + 1)) for i in range(queries)) if op.attribute("causal") else queries * keys
+        heads = math.prod(query[:-2])
+        self.work.flops += heads * (seen * (2 * query[-1] + 2 * width + FLOPS["math.exp"] + 4) + queries * width)
+        self.work.known = op.operand("length") is None
+        for operand in op.operands:
+            self._whole(operand, self.work.read)
+        self._whole(op.results[0], self.work.written)
+
+    def _shape(self, op: Operation, name: str) -> list[int]:
+        """The dimensions of an operand, none where it is left out."""
+        operand = op.operand(name)
+        type_ = None if operand is None else substitute_type(operand.type, dict(self.names))
+        return [int(d) for d in type_.shape if isinstance(d, int)] if isinstance(type_, TensorType) else []
 
     # -- loops ---------------------------------------------------------------------------------------------------------
 

@@ -120,6 +120,29 @@ def test_gather_reads_as_many_rows_as_there_are_indices() -> None:
     assert counted(text, {"N": 10})[-1] == (0, 8 * 10 + 2 * 4 * 160)
 
 
+def attention(queries: int, keys: int, causal: bool) -> tuple[float, float]:
+    flag = ", causal=true" if causal else ""
+    text = f"""graph @main(%q: f32[2, 4, S, 8], %k: f32[2, 2, T, 8], %v: f32[2, 2, T, 6]) -> f32[2, 4, S, 6] {{
+  %o = attention(%q, %k, %v{flag})
+  return %o
+}}
+"""
+    module = graph_opt.parse(text)
+    PassManager(load_pipeline("O1")).run(module)
+    (op,) = [op for op in module.main.block if op.name == "graph.attention"]
+    names = {"S": queries, "T": keys}
+    work = work_of(op, names)
+    assert work.known
+    return work.flops, least_bytes([work], work.memories(), names)
+
+
+def test_attention_as_one_operation() -> None:
+    pair = 2 * 8 + 2 * 6 + FLOPS["math.exp"] + 4
+    for queries, keys, causal, seen in ((3, 5, False, 15), (3, 5, True, 3 + 4 + 5), (5, 3, True, 0 + 0 + 1 + 2 + 3), (1, 5, True, 5)):
+        nbytes = 4 * 2 * (4 * queries * 8 + 2 * keys * 8 + 2 * keys * 6 + 4 * queries * 6)
+        assert attention(queries, keys, causal) == (8 * (seen * pair + queries * 6), nbytes)
+
+
 def test_an_updated_cache_is_read_and_a_part_of_it_written() -> None:
     text = """graph @main(%C: memref<f32[100, 4]>, %x: memref<f32[4]>, %s: memref<f32[4]>) {
   linalg.generic(j < 4) {
