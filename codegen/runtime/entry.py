@@ -8,6 +8,7 @@ wrong.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import weakref
@@ -34,6 +35,7 @@ from codegen.runtime.numpy_api import (
 )
 from codegen.runtime.pages import aligned_bytes
 from codegen.runtime.program import NativeProgram
+from codegen.runtime.results import LARGE, new_array_address
 from codegen.runtime.threads import CELL_ADDRESS
 from ir.core import Constraint
 from ir.dims import Dim, UnknownDim
@@ -427,10 +429,18 @@ class _Writer:
             out.add(f"store i64 {number.text}, ptr {place}")
         dtype = f"ptr inttoptr (i64 {id(type_.dtype.numpy)} to ptr)"
         out.add(self._call("void", "Py_IncRef", dtype))  # the new array takes this reference
-        out.add(
-            f"%made{position} = call ptr inttoptr (i64 {self.interface.new_array} to ptr)("
-            f"ptr inttoptr (i64 {self.interface.array_type} to ptr), {dtype}, i32 {type_.rank}, ptr %shape, ptr null, ptr null, i32 0, ptr null)"
-        )
+        shape = self.result_shapes[position]
+        most = type_.dtype.itemsize * math.prod(n.high for n in shape)
+        if most >= LARGE and self.interface.knows_handlers:
+            count = str(type_.dtype.itemsize)
+            for number in shape:
+                count = out.let(f"mul i64 {count}, {number.text}")
+            make, arguments = new_array_address(self.interface), f"{dtype}, i32 {type_.rank}, ptr %shape, i64 {count}"
+        else:
+            make = self.interface.new_array
+            kind = f"ptr inttoptr (i64 {self.interface.array_type} to ptr)"
+            arguments = f"{kind}, {dtype}, i32 {type_.rank}, ptr %shape, ptr null, ptr null, i32 0, ptr null"
+        out.add(f"%made{position} = call ptr inttoptr (i64 {make} to ptr)({arguments})")
         self._go_on_if([out.let(f"icmp ne ptr %made{position}, null")], f"failed{position}")
 
     def _given(self, position: int) -> None:

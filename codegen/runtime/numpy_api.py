@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,9 +12,12 @@ TYPE_OFFSET = 8
 DATA_OFFSET, RANK_OFFSET, SHAPE_OFFSET, STRIDES_OFFSET, DTYPE_OFFSET, FLAGS_OFFSET = 16, 24, 32, 40, 56, 64
 """Where an array keeps what compiled extensions read from it (numpy's binary interface, the same in numpy 1 and 2)."""
 
-C_CONTIGUOUS, ALIGNED, WRITEABLE = 0x1, 0x100, 0x400
+HANDLER_OFFSET = 88
+"""Where it names what manages its memory (since numpy 1.22)."""
 
-_ARRAY_TYPE, _NEW_FROM_DESCR = 2, 94  # places in numpy's table of functions, fixed since numpy 1.0
+C_CONTIGUOUS, OWNS_DATA, ALIGNED, WRITEABLE = 0x1, 0x4, 0x100, 0x400
+
+_ARRAY_TYPE, _NEW_FROM_DESCR, _GET_HANDLER = 2, 94, 305  # places in numpy's table of functions, fixed once they are there
 _ABI_VERSIONS = (0x01000009, 0x02000000)
 
 _FUNCTIONS = (
@@ -36,9 +39,11 @@ _FUNCTIONS = (
 class Interface:
     """Addresses in this process."""
 
-    functions: dict[str, int]
+    functions: dict[str, int] = field(hash=False)
     array_type: int
     new_array: int
+    knows_handlers: bool
+    """whether arrays name what manages their memory, where we think"""
 
 
 def _address_of(name: str) -> int:
@@ -50,7 +55,7 @@ def _table() -> ctypes.Array[ctypes.c_void_p]:
 
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return (ctypes.c_void_p * (_NEW_FROM_DESCR + 1)).from_address(get(_multiarray_umath._ARRAY_API, None))
+    return (ctypes.c_void_p * (_GET_HANDLER + 1)).from_address(get(_multiarray_umath._ARRAY_API, None))
 
 
 def _layout_fits() -> bool:
@@ -85,4 +90,13 @@ def find_interface() -> Interface | None:
     array_type, new_array = table[_ARRAY_TYPE] or 0, table[_NEW_FROM_DESCR] or 0
     if version not in _ABI_VERSIONS or array_type != id(np.ndarray) or not new_array:
         return None
-    return Interface(functions, array_type, new_array)
+    return Interface(functions, array_type, new_array, _knows_handlers(table))
+
+
+def _knows_handlers(table: ctypes.Array[ctypes.c_void_p]) -> bool:
+    if np.lib.NumpyVersion(np.__version__) < "1.22.0" or not table[_GET_HANDLER]:
+        return False
+    handler = ctypes.PYFUNCTYPE(ctypes.py_object)(table[_GET_HANDLER] or 0)()
+    array = np.zeros(5)
+    found = [ctypes.c_uint64.from_address(id(a) + HANDLER_OFFSET).value for a in (array, array[1:])]
+    return found == [id(handler), 0]
