@@ -146,6 +146,19 @@ def is_product(nest: Nest) -> bool:
     return nest.op.name == "linalg.reduce" and any(o.name == "math.fma" for o in nest.block) and len(nest.reads) > 1
 
 
+def share_factor(first: Nest, second: Nest, names: Mapping[str, str]) -> bool:
+    """Whether two products of as many terms have a factor in common, and have it at the same side.
+
+    ``names`` are loop dimensions around the second one by those around the first one.
+    """
+    if [d.bound for d in first.dims] != [d.bound for d in second.dims]:
+        return False
+    places: dict[str, Dim] = {old: symbol(new) for old, new in names.items()}
+    places.update((b.name, symbol(a.name)) for a, b in zip(first.dims, second.dims, strict=True))
+    pairs = zip(first.reads, second.reads, strict=False)
+    return any(a.buffer is b.buffer and a.indices == compose(b.indices, places) for a, b in pairs)
+
+
 def has_effects_beside_memory(op: Operation) -> bool:
     """Whether something inside may stop the program."""
     return any(o.name == "cf.assert" for o in op.walk())

@@ -17,11 +17,13 @@ from passes.linalg._fusion import (
     compose,
     dimension_names,
     fresh_name,
+    is_product,
     joined_trivia,
     plain_name,
     rename_dims,
     root,
     set_bindings,
+    share_factor,
     used_names,
 )
 from passes.linalg._nest_index import Nests, erase_buffer, output_to
@@ -72,9 +74,18 @@ def may_join(nests: Nests, producer: Nest, nest: Nest, read: Read) -> dict[str, 
         return Blocker.REDUCED if nests.facts(producer.op).reduction else Blocker.LOOPS
     first, second = nests.facts(producer.op), nests.facts(nest.op)
     if (first.contraction and second.reduction) or (second.contraction and first.reduction):
-        return Blocker.PRODUCTS
+        if not _are_products_of_one(nests, producer.op, nest.op, names):
+            return Blocker.PRODUCTS
     blocked = _meets_elsewhere(nests, producer, nest, names) or may_move(nests, producer.op, nest.op) or _used_between(nests, producer, nest.op)
     return names if blocked is None else blocked
+
+
+def _are_products_of_one(nests: Nests, producer: Operation, consumer: Operation, names: dict[str, str]) -> bool:
+    """Whether all that two nests sum up are products with one factor in common: gate and up, which read it while it is near."""
+    sums = [[n for n in nests.views(op) if n.op.name == "linalg.reduce"] for op in (producer, consumer)]
+    if not all(map(is_product, (*sums[0], *sums[1]))):
+        return False
+    return all(share_factor(sums[0][0], other, names) for other in sums[1])
 
 
 def _same_space(producer: Nest, output: Output, nest: Nest, read: Read) -> dict[str, str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ir.core import Operation
 from ir.dims import Dim, DimExpr, symbols_of
 from ir.layout import LoopDim
-from passes.linalg._fusion import Nest, is_product, nested_nests, plain_name
+from passes.linalg._fusion import Nest, is_product, nested_nests, plain_name, share_factor
 
 
 class Roles:
@@ -18,9 +18,12 @@ class Roles:
         nests = list(nested_nests(op))
         for nest in nests:
             self._order[nest.op] = _columns_last(nest)
-        contraction = next((n for n in nests if is_product(n)), None)
-        if contraction is not None:
-            self._tag_product(contraction)
+        products = [n for n in nests if is_product(n)]
+        if products:
+            self._tag_product(products[0])
+        for other in products[1:]:
+            if share_factor(products[0], other, {}):
+                self._tags.update({(other.op, dim.name): "k" for dim in other.dims})
         for nest in nests:
             self._tag_other(nest)
 

@@ -83,11 +83,11 @@ def _why_apart(nests: Nests, memory: Value, consumer: Operation) -> Blocker:
 def _why_read(nests: Nests, producer: Nest, consumer: Operation, nest: Nest, read: Read) -> Blocker:
     """Of the reasons why each rule did not apply the one that says most."""
     facts, later = nests.facts(producer.op), nests.facts(consumer)
-    if (facts.contraction and later.reduction) or (facts.reduction and later.contraction):
-        return Blocker.PRODUCTS
     joined = may_join(nests, producer, nest, read) if nest.op is consumer else Blocker.LOOPS
     if joined in _SPECIFIC:
         return joined  # type: ignore[return-value]
+    if (facts.contraction and later.reduction) or (facts.reduction and later.contraction):
+        return Blocker.PRODUCTS
     if isinstance(read.buffer.type, MemRefType) and read.buffer is not root(read.buffer):
         return Blocker.RESHAPED
     repeated = may_repeat(nests, producer, nest, read, scope_of(nest.op), consumer)

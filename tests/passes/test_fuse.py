@@ -65,7 +65,7 @@ CASES = {
     "bias column": (graph("%h = matmul(%x, %w); %s = add(%h, %c); return %s", MATMUL + ", %c: f32[B, 1]"), 1, 1),
     "product of a costly value": (graph("%e = exp(%x); %h = matmul(%e, %w); return %h", MATMUL), 2, 2),
     "two products": (graph("%h = matmul(%x, %w); %y = matmul(%h, %v); return %y", MATMUL + ", %v: f32[6, 3]"), 2, 2),
-    "two products added": (graph("%h = matmul(%x, %w); %g = matmul(%x, %v); %y = add(%h, %g); return %y", MATMUL + ", %v: f32[5, 6]"), 2, 2),
+    "two products added": (graph("%h = matmul(%x, %w); %g = matmul(%x, %v); %y = add(%h, %g); return %y", MATMUL + ", %v: f32[5, 6]"), 1, 1),
     "transposed": (graph("%h = matmul(%x, %w); %t = transpose(%h); %y = exp(%t); return %y", MATMUL), 1, 1),
     "transposed, read twice": (graph("%a = exp(%x); %t = transpose(%a); %y = add(%a, %t); return %y", "%x: f32[S, S]"), 2, 2),
     "moves": (graph("%a = flip(%x, axes=[1]); %b = transpose(%a); %c = slice(%b, starts=[1], ends=[3]); return %c"), 1, 1),
