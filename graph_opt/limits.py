@@ -64,8 +64,8 @@ class Limits:
 
 
 def measure(threads: int = 1, rounds: int = 15) -> Limits:
-    """The limits, as the medians of ``rounds`` samples."""
-    meter = Meter(threads)
+    """All limits, as the medians of ``rounds`` samples."""
+    meter = Meter(threads, dtypes=host_dtypes())
     for _ in range(rounds):
         meter.sample()
     return meter.limits()
@@ -85,16 +85,19 @@ class _Probe:
 class Meter:
     """Samples the limits for ``threads`` threads.
 
-    ``levels`` are the levels to read from, all unless said: without "DRAM" no large memory is taken.
+    ``levels`` are the levels to read from, all unless said: without "DRAM" no large memory is taken.  ``dtypes`` are the types of
+    multiply-adds, among those that :func:`host_dtypes` gives.
     """
 
     threads: int = 1
     levels: Sequence[str] = tuple(READ)
+    dtypes: Sequence[str] = ("f32",)
     samples: dict[str, list[float]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         size, self._code = _kernels()
-        self._probes = [_Probe("f32", "peak_f32", _Shape.of_host().flops, size)]
+        peaks = {"f32": _Shape.of_host().flops, **{dot.dtype: dot.flops for dot in _dots()}}
+        self._probes = [_Probe(dtype, f"peak_{dtype}", peaks[dtype], size) for dtype in self.dtypes]
         for level in self.levels:
             shared = level in ("L3", "DRAM")
             self._probes.append(_Probe(level, "read", size, READ[level] // (self.threads if shared else 1) // size * size))
@@ -135,7 +138,7 @@ class Meter:
     def limits(self, choose: Callable[[list[float]], float] = statistics.median) -> Limits:
         """The limits that the samples give: their medians, or what else ``choose`` makes of a list (``max`` for the best)."""
         rates = {name: choose(found) for name, found in self.samples.items()}
-        return Limits(self.threads, {"f32": rates["f32"]}, {level: rates[level] for level in self.levels})
+        return Limits(self.threads, {dtype: rates[dtype] for dtype in self.dtypes}, {level: rates[level] for level in self.levels})
 
     def _once(self, probe: _Probe) -> int:
         """Steps that go through everything once."""
@@ -215,6 +218,58 @@ class _Shape:
         return cls(4, 24, True) if "+neon" in features else cls(4, 12, False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Dot:
+    """An instruction that adds sums of ``products`` products of a narrow type to each lane of its accumulator."""
+
+    dtype: str
+    feature: str
+    intrinsic: str
+    lanes: int
+    products: int
+    sums: str
+    factors: str
+
+    @property
+    def flops(self) -> int:
+        """Operations of one step."""
+        return 2 * self.lanes * self.products * _Shape.of_host().chains
+
+    def line(self, chain: int) -> str:
+        """One step of a chain; what is carried are vectors of f32, whatever the bits mean."""
+        floats = f"<{self.lanes} x float>"
+        return (
+            f"  %c{chain} = bitcast {floats} %a{chain} to {self.sums}\n  %f{chain} = bitcast {floats} %x to {self.factors}\n"
+            f"  %d{chain} = call {self.sums} @{self.intrinsic}({self.sums} %c{chain}, {self.factors} %f{chain}, {self.factors} %f{chain})\n"
+            f"  %b{chain} = bitcast {self.sums} %d{chain} to {floats}"
+        )
+
+    def declaration(self) -> str:
+        """That of the intrinsic."""
+        return f"declare {self.sums} @{self.intrinsic}({self.sums}, {self.factors}, {self.factors})"
+
+
+_DOTS = (
+    _Dot("bf16", "avx512bf16", "llvm.x86.avx512bf16.dpbf16ps.512", 16, 2, "<16 x float>", "<32 x bfloat>"),
+    _Dot("i8", "avx512vnni", "llvm.x86.avx512.vpdpbusd.512", 16, 4, "<16 x i32>", "<16 x i32>"),
+    _Dot("i8", "avxvnni", "llvm.x86.avx512.vpdpbusd.256", 8, 4, "<8 x i32>", "<8 x i32>"),
+    _Dot("bf16", "bf16", "llvm.aarch64.neon.bfdot.v4f32.v8bf16", 4, 2, "<4 x float>", "<8 x bfloat>"),
+    _Dot("i8", "dotprod", "llvm.aarch64.neon.sdot.v4i32.v16i8", 4, 4, "<4 x i32>", "<16 x i8>"),
+)
+
+
+def _dots() -> list[_Dot]:
+    """Those that this machine has, for vectors of its width."""
+    features = host()[1].split(",")
+    lanes = _Shape.of_host().lanes
+    return [dot for dot in _DOTS if f"+{dot.feature}" in features and dot.lanes == lanes]
+
+
+def host_dtypes() -> tuple[str, ...]:
+    """Types whose multiply-adds can be measured here: f32, and "bf16" and "i8" where there are instructions for them."""
+    return ("f32", *(dot.dtype for dot in _dots()))
+
+
 _READERS = 8  # sums that a reading loop keeps: enough for two loads in each cycle
 
 
@@ -243,6 +298,8 @@ def _kernels() -> tuple[int, Code]:
     text = [
         _loop("peak_f32", vector, multiply, 0),
         _loop("read", vector, read, size),
+        *(_loop(f"peak_{dot.dtype}", vector, [dot.line(i) for i in range(shape.chains)], 0) for dot in _dots()),
+        *(dot.declaration() for dot in _dots()),
         tick_function("ticks"),
         f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})",
         f"attributes #0 = {{ nounwind {attributes} }}",

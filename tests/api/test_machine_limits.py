@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graph_opt.limits import Limits, Meter, level_of
+from graph_opt.limits import Limits, Meter, host_dtypes, level_of
 
 LIMITS = Limits(1, {"f32": 200e9}, {"L1": 300e9, "L2": 100e9, "L3": 50e9, "DRAM": 10e9})
 
@@ -36,6 +36,15 @@ def test_samples(threads: int) -> None:
     for name, found in meter.samples.items():
         assert len(found) == 3 and min(found) > 0
         assert min(found) <= {**limits.peak, **limits.read}[name] <= meter.limits(max).peak.get(name, float("inf"))
+
+
+def test_narrow_types() -> None:
+    meter = Meter(1, levels=("L1",), dtypes=host_dtypes())
+    meter.sample()
+    peak = meter.limits().peak
+    assert list(peak) == list(host_dtypes()) and "f32" in peak and min(peak.values()) > 0
+    limits = Limits(1, {"f32": 1e9, "bf16": 2e9}, {"L2": 1e9})
+    assert limits.time(4e9, 0, "bf16") == (2.0, "bf16")
 
 
 def test_memory_is_read_window_by_window() -> None:
