@@ -15,6 +15,7 @@ import numpy as np
 from bench.case import Array, Case
 from bench.quiet import undisturbed
 from bench.team import Member
+from graph_opt.limits import level_of
 
 PAUSE = 0.01
 """Seconds between blocks, in which the waiting threads of the last engine fall asleep."""
@@ -43,17 +44,15 @@ class Row:
     case: Case
     timings: dict[str, Timing] = field(default_factory=dict)
     rates: dict[str, list[float]] = field(default_factory=dict)
-    """Operations a second by type and bytes a second by level, sampled in the same rounds."""
+    """Operations a second and bytes a second of the level that holds the case, sampled in the same rounds."""
     notes: list[str] = field(default_factory=list)
 
     def limit(self) -> tuple[float, str] | None:
         """The least seconds that the machine takes, and what bounds it; None where nothing does, or it wasn't measured."""
-        from graph_opt.limits import LEVELS
-
         flops, nbytes = self.case.flops, self.case.nbytes
         if not self.rates or not (flops or nbytes):
             return None
-        level = next((name for name, size in LEVELS.items() if nbytes <= size), "DRAM")
+        level = level_of(nbytes)
         rate = {name: statistics.median(found) for name, found in self.rates.items()}
         return max((flops / rate["f32"], "f32"), (nbytes / rate[level], level))
 
@@ -136,7 +135,7 @@ def _time(row: Row, ready: Sequence[Member], machine: Member | None, plan: Plan)
     for number in range(plan.rounds):
         if machine is not None:
             time.sleep(PAUSE)
-            _add_rates(row, machine.ask("sample", milliseconds=plan.milliseconds / 2))
+            _add_rates(row, machine.ask("sample", level=level_of(row.case.nbytes), milliseconds=plan.milliseconds / 2))
         turn = number % len(ready)
         for member in [*ready[turn:], *ready[:turn]]:
             time.sleep(PAUSE)

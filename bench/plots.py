@@ -61,6 +61,8 @@ def roofline(report: dict[str, Any]) -> Any:
     intensities = [row["flops"] / row["bytes"] for row in counted]
     low, high = min(intensities) / 2, max(intensities) * 2
     for level in ("L2", "L3", "DRAM"):
+        if level not in rates:
+            continue
         knee = rates["f32"] / rates[level]
         xs = [low, min(max(knee, low), high), high]
         axes.plot(xs, [min(rates["f32"], x * rates[level]) / 1e9 for x in xs], color="#bbbbbb", linewidth=1, zorder=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -76,6 +77,22 @@ def _set_priorities(wanted: dict[int, int]) -> None:
 def _raise_group(value: int) -> None:
     with contextlib.suppress(OSError):
         _GROUP.write_text(str(value))
+
+
+def undisturbed_parts(part: Callable[[], object], enough: Callable[[], bool]) -> list[int]:
+    """Runs ``part`` until it is ``enough``; gives which runs kept their processors throughout, or all where none did.
+
+    The kernel counts how often it took a processor away; a run that is cut into says nothing about the work.
+    """
+    count, clean = 0, []
+    while True:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        part()
+        if resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == before:
+            clean.append(count)
+        count += 1
+        if enough():
+            return clean or list(range(count))
 
 
 def spread(work: Callable[[], object], processors: list[int], seconds: float = 0.2) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from bench.engines import engine
 from bench.engines.base import Engine, Prepared, Times
-from bench.quiet import keep_to, spread
+from bench.quiet import keep_to, spread, undisturbed_parts
 from bench.workloads import all_cases
 
 GRAIN = 1e-4
@@ -29,7 +29,7 @@ Answer = dict[str, Any]
 
 
 def block(run: Times, seconds: float) -> list[float]:
-    """Seconds for one call, again and again for about ``seconds``."""
+    """Seconds for one call, again and again for about ``seconds``, without those that were cut into."""
     clock = time.perf_counter
     once = 0.0
     for _ in range(2):
@@ -40,13 +40,13 @@ def block(run: Times, seconds: float) -> list[float]:
     together = max(1, int(GRAIN / max(once, 1e-8)))
     found: list[float] = []
     end = clock() + seconds
-    while True:
+
+    def part() -> None:
         start = clock()
         run(together)
-        now = clock()
-        found.append((now - start) / together)
-        if now >= end:
-            return found
+        found.append((clock() - start) / together)
+
+    return [found[i] for i in undisturbed_parts(part, lambda: clock() >= end)]
 
 
 class Worker:
@@ -81,12 +81,12 @@ class Worker:
         found = block(self._ready[case].run, milliseconds / 1e3)
         return {"median": float(np.median(found)), "best": min(found), "count": len(found)}
 
-    def sample(self, milliseconds: float) -> Answer:
-        """Samples of the limits of the machine."""
+    def sample(self, level: str, milliseconds: float) -> Answer:
+        """Samples of the peak and of a level of memory."""
         from bench.engines.machine import Machine
 
         assert isinstance(self._engine, Machine)
-        return {"rates": self._engine.sample(milliseconds / 1e3)}
+        return {"rates": self._engine.sample(level, milliseconds / 1e3)}
 
     def drop(self, case: str) -> Answer:
         """Forgets a case."""

@@ -6,24 +6,30 @@ import time
 
 from bench.case import Case
 from bench.engines.base import Engine
-from graph_opt.limits import Meter
+from bench.quiet import undisturbed_parts
+from graph_opt.limits import READ, Meter
+
+WARM = 2
+"""Samples at first that don't count."""
 
 
 class Machine(Engine):
-    """Multiply-adds on registers and reads from every level, by the toolkit's meter."""
+    """Multiply-adds on registers and reads from a level of memory, by the toolkit's meter."""
 
     def start(self) -> None:
         """Compiles the loops, and takes the memory."""
-        self._meter = Meter(self.threads)
+        self._meters = {level: Meter(self.threads, levels=(level,)) for level in READ if level != "L1"}
 
     def prepare(self, case: Case) -> None:
         """It runs no cases."""
 
-    def sample(self, seconds: float) -> dict[str, list[float]]:
-        """Operations a second by type and bytes a second by level, again and again for about ``seconds``."""
-        self._meter.samples.clear()
+    def sample(self, level: str, seconds: float) -> dict[str, list[float]]:
+        """Operations a second, and bytes a second from a level, again and again for about ``seconds``."""
+        meter = self._meters[level]
+        meter.samples.clear()
+        for _ in range(WARM):
+            meter.sample()
+        meter.samples.clear()
         end = time.perf_counter() + seconds
-        while True:
-            self._meter.sample()
-            if time.perf_counter() >= end:
-                return dict(self._meter.samples)
+        clean = undisturbed_parts(meter.sample, lambda: time.perf_counter() >= end)
+        return {name: [found[i] for i in clean] for name, found in meter.samples.items()}
