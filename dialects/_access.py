@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,10 @@ def surrounding_dims(op: Operation) -> list[str]:
     return found
 
 
-def check_expressions(op: Operation, operand_types: Sequence[Type], expressions: Iterable[Dim], dims: Iterable[str] = ()) -> None:
+def check_expressions(op: Operation, operand_types: Sequence[Type], expressions: Sequence[Dim], dims: Collection[str] = ()) -> None:
     """Raises TypeProblem for a name that is neither a dimension of the graph nor among ``dims``, and for a value that
     is no ``index``."""
-    graph = op.graph
-    parameters = [p.type for p in graph.parameters] if graph is not None else []
-    known = {*dims, *surrounding_dims(op), *(n for t in parameters for n in type_symbols(t))}
-    complete = graph is not None and all(map(is_known, parameters))
+    unknown: set[str] | None = None
     for expression in expressions:
         for name in symbols_of(expression):
             if name.startswith("%"):
@@ -40,13 +37,29 @@ def check_expressions(op: Operation, operand_types: Sequence[Type], expressions:
                 type_ = operand_types[position]
                 if not isinstance(type_, UnknownType) and type_ != ScalarType(index):
                     raise TypeProblem(f"expected an index here, found {type_}", operand=position, hint="arith.index_cast makes one of an integer")
-            elif complete and name not in known:
-                raise TypeProblem(f"dimension {name} is in no parameter's type")
+            elif name not in dims:
+                if unknown is None:
+                    unknown = _names_without_meaning(op, expressions)
+                if name in unknown:
+                    raise TypeProblem(f"dimension {name} is in no parameter's type")
 
 
-def check_access(op: Operation, access: AccessArg, operand_types: Sequence[Type], dims: Iterable[str] = ()) -> MemRefType | None:
+def _names_without_meaning(op: Operation, expressions: Sequence[Dim]) -> set[str]:
+    """Names in expressions that are no dimensions of the graph or of a nest around, as far as all of these are known."""
+    graph = op.graph
+    if graph is None:
+        return set()
+    names = {n for e in expressions for n in symbols_of(e)}.difference(surrounding_dims(op))
+    for parameter in graph.parameters:
+        if not names or not is_known(parameter.type):
+            return set()
+        names -= type_symbols(parameter.type).keys()
+    return names
+
+
+def check_access(op: Operation, access: AccessArg, operand_types: Sequence[Type], dims: Collection[str] = ()) -> MemRefType | None:
     """The type of the buffer that is accessed, None while it is unknown.  Raises TypeProblem when the access doesn't fit."""
-    check_expressions(op, operand_types, (i.expr for i in access.indices), dims)
+    check_expressions(op, operand_types, [i.expr for i in access.indices], dims)
     buffer = operand_types[access.position]
     if isinstance(buffer, UnknownType):
         return None

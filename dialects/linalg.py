@@ -39,7 +39,7 @@ def _check_dims(op: Operation) -> None:
 
 def _access_types(op: Operation, operand_types: Sequence[Type]) -> list[Type]:
     dims = _dims(op)
-    check_expressions(op, operand_types, (d.bound for d in dims))
+    check_expressions(op, operand_types, [d.bound for d in dims])
     buffers = [check_access(op, a, operand_types, [d.name for d in dims]) for a in _accesses(op)]
     return [UNKNOWN if b is None else ScalarType(b.dtype) for b in buffers]
 

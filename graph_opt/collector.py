@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OFTEN = 200_000
-"""New objects after which Python looks, meanwhile: some 20 MB of them."""
+OFTEN = 2_000_000
+"""New objects after which Python looks, meanwhile; erased operations are no cycles, so there are few that nobody needs."""
 
 _lock = threading.Lock()
 _inside = 0

@@ -260,10 +260,25 @@ class Operation:
         following = self.next
         self.remove()
         self.next = following  # a walk that stands here finds its way on
-        for op in list(self.walk()):
-            for use in op.operand_uses:
-                use._unlink()
-            op.operand_uses = []
+        _dismantle(self)
+
+
+def _dismantle(op: Operation) -> None:
+    """Takes an erased operation apart, with all inside it: without cycles memory is free at once, and not when Python looks for them."""
+    for inner in list(op.walk()):
+        for use in inner.operand_uses:
+            use._unlink()
+        inner.operand_uses = []
+        for result in inner.results:
+            result.owner = _NOWHERE
+        for region in inner.regions:
+            region.parent = None
+            for block in region.blocks:
+                block.parent = None
+                for argument in block.arguments:
+                    argument.owner = _NOWHERE
+        if inner is not op:
+            inner.block = inner.prev = None
 
 
 def _make_results(op: Operation, types: Sequence[Type], names: Sequence[str]) -> tuple[Value, ...]:
@@ -380,6 +395,10 @@ class Block:
     def terminator(self) -> Operation | None:
         """The ``return`` or ``yield`` that ends the block."""
         return self.last if self.last is not None and self.last.definition.is_terminator else None
+
+
+_NOWHERE = Block()
+"""Where values are whose operation was erased."""
 
 
 class Region:

@@ -23,38 +23,39 @@ def structure_of(op: Operation, describe: Callable[[Value], Any]) -> tuple[Struc
     numbers: dict[Value, int] = {}
     outside: list[Value] = []
     found: list[Any] = []
-    add = found.append
-
-    def visit(op: Operation) -> None:
-        add(op.definition)
-        add((len(op.operand_uses), len(op.results), len(op.regions)))
-        for use in op.operand_uses:
-            value = use.value
-            number = numbers.get(value)
-            if number is None:
-                number = numbers[value] = len(numbers)
-                outside.append(value)
-                add(describe(value))
-            add(number)
-        attributes = op.attributes
-        if attributes:
-            for name in attributes if len(attributes) == 1 else sorted(attributes):
-                attribute = attributes[name]
-                add(name)
-                add(attribute if name == LAYOUT else attribute_key(attribute))
-        for result in op.results:
-            numbers[result] = len(numbers)
-            add(result.type)
-        for region in op.regions:
-            for block in region.blocks:
-                for argument in block.arguments:
-                    numbers[argument] = len(numbers)
-                    add(argument.type)
-                inner = block.first
-                while inner is not None:
-                    visit(inner)
-                    inner = inner.next
-                add(_END)
-
-    visit(op)
+    _visit(op, numbers, outside, found.append, describe)
     return tuple(found), outside
+
+
+def _visit(
+    op: Operation, numbers: dict[Value, int], outside: list[Value], add: Callable[[Any], None], describe: Callable[[Value], Any]
+) -> None:
+    add(op.definition)
+    add((len(op.operand_uses), len(op.results), len(op.regions)))
+    for use in op.operand_uses:
+        value = use.value
+        number = numbers.get(value)
+        if number is None:
+            number = numbers[value] = len(numbers)
+            outside.append(value)
+            add(describe(value))
+        add(number)
+    attributes = op.attributes
+    if attributes:
+        for name in attributes if len(attributes) == 1 else sorted(attributes):
+            attribute = attributes[name]
+            add(name)
+            add(attribute if name == LAYOUT else attribute_key(attribute))
+    for result in op.results:
+        numbers[result] = len(numbers)
+        add(result.type)
+    for region in op.regions:
+        for block in region.blocks:
+            for argument in block.arguments:
+                numbers[argument] = len(numbers)
+                add(argument.type)
+            inner = block.first
+            while inner is not None:
+                _visit(inner, numbers, outside, add, describe)
+                inner = inner.next
+            add(_END)

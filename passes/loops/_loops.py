@@ -63,59 +63,66 @@ def _graph_of(value: Value) -> Graph | None:
 def read_layout(op: Operation) -> list[Form]:
     """The arguments of an operation in value form."""
     operands = op.operands
-
-    def expr(dim: Dim) -> Dim:
-        names = [n for n in symbols_of(dim) if n.startswith("%")]
-        return substitute(dim, {n: value_symbol(operands[int(n[1:])]) for n in names}) if names else dim
-
-    def one(argument: Argument) -> Form:
-        if isinstance(argument, OperandArg):
-            return operands[argument.position]
-        if isinstance(argument, AccessArg):
-            return Access(operands[argument.position], tuple(IndexExpr(expr(i.expr), i.size) for i in argument.indices))
-        if isinstance(argument, RangeArg):
-            return RangeArg(expr(argument.start), expr(argument.stop), expr(argument.step))
-        if isinstance(argument, LoopDim):
-            return LoopDim(argument.name, expr(argument.bound), argument.reduce)
-        if isinstance(argument, ExpressionArg):
-            return ExpressionArg(expr(argument.expr))
-        source = one(argument.source)
-        assert isinstance(source, (Value, Access))
-        return Bind(source)
-
     layout: tuple[Argument, ...] = op.attributes[LAYOUT]  # type: ignore[assignment]
-    return [one(a) for a in layout]
+    return [_in_value_form(a, operands) for a in layout]
+
+
+def _in_value_form(argument: Argument, operands: Sequence[Value]) -> Form:
+    if isinstance(argument, OperandArg):
+        return operands[argument.position]
+    if isinstance(argument, AccessArg):
+        return Access(operands[argument.position], tuple([IndexExpr(_over_values(i.expr, operands), i.size) for i in argument.indices]))
+    if isinstance(argument, RangeArg):
+        return RangeArg(*(_over_values(d, operands) for d in (argument.start, argument.stop, argument.step)))
+    if isinstance(argument, LoopDim):
+        return LoopDim(argument.name, _over_values(argument.bound, operands), argument.reduce)
+    if isinstance(argument, ExpressionArg):
+        return ExpressionArg(_over_values(argument.expr, operands))
+    source = _in_value_form(argument.source, operands)
+    assert isinstance(source, (Value, Access))
+    return Bind(source)
+
+
+def _over_values(dim: Dim, operands: Sequence[Value]) -> Dim:
+    """An expression with values in the place of numbers of operands."""
+    if isinstance(dim, int):
+        return dim
+    names = [n for n in symbols_of(dim) if n.startswith("%")]
+    return substitute(dim, {n: value_symbol(operands[int(n[1:])]) for n in names}) if names else dim
 
 
 def number_layout(forms: Sequence[Form], graph: Graph) -> tuple[list[Value], tuple[Argument, ...]]:
     """The operands and the layout that say the same as arguments in value form."""
     positions: dict[Value, int] = {}
-
-    def position(value: Value) -> int:
-        return positions.setdefault(value, len(positions))
-
-    def expr(dim: Dim) -> Dim:
-        names = [n for n in symbols_of(dim) if n.startswith("%")]
-        return substitute(dim, {n: operand_symbol(position(graph.names[n[1:]])) for n in names}) if names else dim
-
-    def one(form: Form) -> Argument:
-        if isinstance(form, Value):
-            return OperandArg(position(form))
-        if isinstance(form, Access):
-            at = position(form.buffer)
-            return AccessArg(at, tuple(IndexExpr(expr(i.expr), i.size) for i in form.indices))
-        if isinstance(form, RangeArg):
-            return RangeArg(expr(form.start), expr(form.stop), expr(form.step))
-        if isinstance(form, LoopDim):
-            return LoopDim(form.name, expr(form.bound), form.reduce)
-        if isinstance(form, ExpressionArg):
-            return ExpressionArg(expr(form.expr))
-        source = one(form.source)
-        assert isinstance(source, (OperandArg, AccessArg))
-        return BindArg(source)
-
-    layout = tuple(one(f) for f in forms)
+    layout = tuple([_numbered(f, positions, graph) for f in forms])
     return list(positions), layout
+
+
+def _numbered(form: Form, positions: dict[Value, int], graph: Graph) -> Argument:
+    """An argument with operands by number; those that have none yet get the next ones."""
+    if isinstance(form, Value):
+        return OperandArg(positions.setdefault(form, len(positions)))
+    if isinstance(form, Access):
+        at = positions.setdefault(form.buffer, len(positions))
+        return AccessArg(at, tuple([IndexExpr(_over_operands(i.expr, positions, graph), i.size) for i in form.indices]))
+    if isinstance(form, RangeArg):
+        return RangeArg(*(_over_operands(d, positions, graph) for d in (form.start, form.stop, form.step)))
+    if isinstance(form, LoopDim):
+        return LoopDim(form.name, _over_operands(form.bound, positions, graph), form.reduce)
+    if isinstance(form, ExpressionArg):
+        return ExpressionArg(_over_operands(form.expr, positions, graph))
+    source = _numbered(form.source, positions, graph)
+    assert isinstance(source, (OperandArg, AccessArg))
+    return BindArg(source)
+
+
+def _over_operands(dim: Dim, positions: dict[Value, int], graph: Graph) -> Dim:
+    if isinstance(dim, int):
+        return dim
+    names = [n for n in symbols_of(dim) if n.startswith("%")]
+    if not names:
+        return dim
+    return substitute(dim, {n: operand_symbol(positions.setdefault(graph.names[n[1:]], len(positions))) for n in names})
 
 
 def write_layout(op: Operation, forms: Sequence[Form]) -> None:
