@@ -80,15 +80,24 @@ class Report:
     block: int
     """Calls in a round."""
 
+    inside: list[float]
+    """Seconds of a call inside the program's main function, in every round."""
+
+    @property
+    def calling(self) -> list[float]:
+        """Seconds of a call outside the main function: arguments, results, and waiting until all threads are back."""
+        return [whole - inside for whole, inside in zip(self.timed_calls, self.inside, strict=True)]
+
     @property
     def between(self) -> list[float]:
-        """Seconds of a call that are in no part: the call itself, barriers, what is computed between loops."""
-        return [whole - sum(p.seconds[i] for p in self.parts) for i, whole in enumerate(self.timed_calls)]
+        """Seconds in the main function, but in no part: barriers, and what is computed between loops."""
+        return [inside - sum(p.seconds[i] for p in self.parts) for i, inside in enumerate(self.inside)]
 
     @property
     def undisturbed(self) -> float:
-        """The sum of the medians of all parts and of what is between them: a pause in one round touches few of them."""
-        return statistics.median(self.between) + sum(statistics.median(p.seconds) for p in self.parts)
+        """The sum of the medians of all parts and of what is lost: a pause in one round touches few of them."""
+        lost = statistics.median(self.between) + statistics.median(self.calling)
+        return lost + sum(statistics.median(p.seconds) for p in self.parts)
 
 
 @dataclass
@@ -99,7 +108,7 @@ class Subject:
     plain: Executable
     timed: Executable
     counts: Any
-    """Ticks in each timed loop, of the code with clocks; can be set to zero."""
+    """Ticks in each timed loop, and in the main function, of the code with clocks; can be set to zero."""
     parts: list[tuple[Part, list[int]]]
     """With the timed loops of each."""
     flops: float
@@ -139,7 +148,7 @@ def prepare(
     graph = module.graphs[entry.name]
     plain = compile_native(module, graph, sources, threads)
     timed, loops, counts = compile_timed(module, graph, sources, threads)
-    return Subject(graph, plain, timed, counts, found.parts(loops), sum(w.flops for w in works), everything, dict(names), threads)
+    return Subject(graph, plain, timed, counts, found.parts(loops[:-1]), sum(w.flops for w in works), everything, dict(names), threads)
 
 
 Place = tuple[str, int, int]
@@ -239,10 +248,11 @@ def measure(subject: Subject, arrays: Sequence[NDArray[Any]], inputs: dict[str, 
     for part, positions in subject.parts:
         part.seconds = [sum(counts[p] for p in positions) * tick / calls for counts in counted]
     parts = [part for part, _ in subject.parts]
+    inside = [counts[-1] * tick / calls for counts in counted]
     limits = meter.limits(max)
     assert code is not None  # keeps the function of ``ticks``
     return Report(
-        subject.graph.name, subject.threads, subject.names, inputs, limits, subject.flops, subject.nbytes, parts, whole, timed, calls
+        subject.graph.name, subject.threads, subject.names, inputs, limits, subject.flops, subject.nbytes, parts, whole, timed, calls, inside
     )
 
 

@@ -24,7 +24,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def to_json(report: Report) -> dict[str, Any]:
     """Everything, in seconds, operations, bytes and shares from 0 to 1."""
     whole = report.undisturbed
-    between = statistics.median(report.between)
+    lost = {name: statistics.median(seconds) for name, seconds in (("between", report.between), ("calling", report.calling))}
     return {
         "graph": report.graph,
         "cpu": host()[0],
@@ -37,7 +37,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "call": {"seconds": spread(report.calls), **_rates(report, statistics.median(report.calls), report.flops, report.nbytes)},
         "call_with_clocks": {"seconds": spread(report.timed_calls)},
         "parts": [_part(report, p, whole) for p in report.parts],
-        "between": {"seconds": between, "share": between / whole},
+        **{name: {"seconds": seconds, "share": seconds / whole} for name, seconds in lost.items()},
         "sum": {"seconds": whole},
     }
 
@@ -82,10 +82,12 @@ def to_text(report: Report) -> str:
     whole = report.undisturbed
     heads = ["time", "n", "share", "GFLOP/s", "GB/s", "limit", "of limit", "bound", "lines", "what"]
     rows = [_cells(report, row, whole) for row in sorted(_rows(report.parts), key=lambda r: -r.total)]
-    between = statistics.median(report.between)
-    rest = [duration(between), "", f"{between / whole:.1%}", *[""] * 6, "the call, barriers, and what is between loops"]
-    total = [duration(whole), "", "100.0%", *[""] * 6, "all of it"]
-    lines += _table([heads, *rows, rest, total])
+    rest = [
+        (statistics.median(report.between), "lost to barriers, and to what is between loops"),
+        (statistics.median(report.calling), "lost to the call"),
+        (whole, "all of it"),
+    ]
+    lines += _table([heads, *rows, *([duration(seconds), "", f"{seconds / whole:.1%}", *[""] * 6, what] for seconds, what in rest)])
     return "\n".join(lines) + "\n"
 
 

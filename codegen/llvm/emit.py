@@ -36,7 +36,7 @@ def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | 
     """The native code of a graph, as text.
 
     ``attributes`` are attributes of LLVM functions (``prefer-vector-width``).  With ``clocks`` the code adds up how long the
-    first thread is in each top-level loop (see ``NativeModule.timed``).  The text has these functions::
+    first thread is in each top-level loop, and in the function (see ``NativeModule.timed``).  The text has these functions::
 
         i32 @NAME(ptr args, ptr dims, ptr workspace, ptr state, i64 thread, i64 threads)
         i64 @NAME_workspace(ptr dims)

@@ -91,6 +91,7 @@ class MainWriter(Writer):
         self.stored: list[Operation] = []
         self.result_memory = result_memory(graph)
         self.turns = Turns(self, self._barrier)
+        self.began = self._tick() if clocks else None
         self._begin(symbols)
 
     def _begin(self, symbols: list[str]) -> None:
@@ -165,6 +166,8 @@ class MainWriter(Writer):
                 break
             self.operation(op)
         self.space.hypotheses.clear()
+        if self.began is not None:
+            self._count(self.graph.return_op, self.began)
         self.line("ret i32 0")
         return []
 

@@ -65,7 +65,7 @@ class NativeModule:
     graph's dimension names in the order of ``dims``, ``arguments`` what each pointer of ``args`` is: parameters, results,
     stored tensors.  ``externals`` are functions of the C library that it calls.  ``parallel`` says whether some loop is
     shared by threads.  ``timed`` are the operations whose times code with clocks adds up, in ticks of the processor's clock, in the
-    i64 numbers at ``clocks_name``.
+    i64 numbers at ``clocks_name``; the last one is ``return``, which stands for the whole function.
     """
 
     text: str

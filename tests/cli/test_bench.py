@@ -40,7 +40,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(p["flops"] for p in found["parts"]) == call["flops"]
     assert found["parts"][1]["flops"] == product and found["parts"][1]["bytes"] == 4 * (4 * 256 + 256 * 64 + 4 * 64)
     assert all(p["seconds"]["min"] > 0 and p["counted"] and p["bound"] in ("f32", "L2", "L3", "DRAM") for p in found["parts"])
-    assert sum(p["share"] for p in found["parts"]) + found["between"]["share"] == pytest.approx(1)
+    assert sum(p["share"] for p in found["parts"]) + found["between"]["share"] + found["calling"]["share"] == pytest.approx(1)
 
 
 def test_sizes_given_by_types_and_by_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,8 +66,8 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.match(r"0\.289792 MFLOP and 0\.134144 MB at least: \S+ GFLOP/s, \S+ GB/s, \d+% of the limit \(.*, (f32|L2)\)", lines[3])
     assert lines[5].split() == ["time", "n", "share", "GFLOP/s", "GB/s", "limit", "of", "limit", "bound", "lines", "what"]
     assert {line.split("  ")[-1] for line in lines[6:8]} == {"matmul, add, silu -> %h2", "matmul -> %out"}
-    assert lines[8].endswith("the call, barriers, and what is between loops")
-    assert lines[9].split()[2:] == ["100.0%", "all", "of", "it"] and len(lines) == 10
+    assert lines[8].endswith("lost to barriers, and to what is between loops") and lines[9].endswith("lost to the call")
+    assert lines[10].split()[2:] == ["100.0%", "all", "of", "it"] and len(lines) == 11
     assert "generated %x: f32[4, 64]" in err
 
 
