@@ -10,7 +10,9 @@ from passes.infra.base import Pass
 from passes.infra.pipeline import parse_pipeline
 
 _LINALG = (
+    "merge-products",
     "decompose{keep=[sigmoid, silu, gelu, softmax, log_softmax]}",
+    "cse",
     "hoist-to-init",
     "lower-to-linalg",
     "fuse",

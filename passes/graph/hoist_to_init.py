@@ -94,12 +94,18 @@ def _may_move(op: Operation) -> bool:
     return all(isinstance(r.type, TensorType) and r.type.is_static for r in op.results)
 
 
-def _moved(graph: Graph, module: Module, growth: int) -> dict[Operation, None]:
-    """The operations that go to load time, in order; sources that they need are not among them."""
+def known_at_load_time(graph: Graph) -> dict[Operation, None]:
+    """The operations that depend on weights and constants alone and could move, in order."""
     known: dict[Operation, None] = {}
     for op in graph.walk():
         if _may_move(op) and all(v.defining_op in known for v in op.operands):
             known[op] = None
+    return known
+
+
+def _moved(graph: Graph, module: Module, growth: int) -> dict[Operation, None]:
+    """The operations that go to load time, in order; sources that they need are not among them."""
+    known = known_at_load_time(graph)
     origins = _Origins(module)
     moved: dict[Operation, None] = {}
     for op in reversed(known):

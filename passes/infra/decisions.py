@@ -73,9 +73,10 @@ class Group:
 
 @dataclass
 class Decisions:
-    """The record of one graph."""
+    """The record of one graph; ``what`` a group is."""
 
     graph: str
     steps: list[Step] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
+    what: str = "loop nest"
