@@ -57,7 +57,7 @@ class _Record:
     def text(self) -> str:
         """Lines for one graph."""
         groups = self.found.groups
-        lines = [f"graph @{self.found.graph}: {_count(len(self.found.steps), 'step')} in {_count(len(groups), 'loop nest')}"]
+        lines = [f"graph @{self.found.graph}: {_count(len(self.found.steps), 'step')} in {_count(len(groups), self.found.what)}"]
         for number, group in enumerate(groups, 1):
             lines += ["", self._title(number, group), *_table([row for step in group.steps for row in self._rows(step, group)])]
         rows = [(f"{self._name(d.step)} -> {self._name(d.reader)}", str(d.verdict.value)) for d in self.apart]
@@ -66,8 +66,10 @@ class _Record:
         return "\n".join(lines) + "\n"
 
     def _title(self, number: int, group: Group) -> str:
-        stores = f" stores {', '.join(f'%{name}' for name in group.stores)}" if group.stores else ""
-        return f"nest {number}: {group.loops or 'one element'};{stores or ' stores nothing'}"
+        title = f"{self.found.what.split()[-1]} {number}: {group.loops or 'one element'}"
+        if self.found.what != "loop nest":
+            return title
+        return f"{title}; stores {', '.join(f'%{name}' for name in group.stores) or 'nothing'}"
 
     def _rows(self, step: int, group: Group) -> list[tuple[str, ...]]:
         place = _place(self.found.steps[step].loc)
@@ -82,7 +84,8 @@ class _Record:
         """The same as lists and dictionaries."""
         return {
             "graph": self.found.graph,
-            "nests": [
+            "what": self.found.what,
+            "groups": [
                 {"loops": group.loops, "stores": group.stores, "steps": [self._step(step, group) for step in group.steps]}
                 for group in self.found.groups
             ],

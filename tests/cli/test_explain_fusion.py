@@ -158,11 +158,52 @@ def test_text(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (found,) = json.loads(explained(EPILOGUE, tmp_path, capsys, "--json"))
-    assert found["graph"] == "main" and [n["loops"] for n in found["nests"]] == ["i < B, j < 256", "i < B"]
-    last = found["nests"][0]["steps"][-1]
+    assert found["graph"] == "main" and [n["loops"] for n in found["groups"]] == ["i < B, j < 256", "i < B"]
+    last = found["groups"][0]["steps"][-1]
     assert (last["tensor"], last["operation"], last["line"], last["column"]) == ("y", "add", 5, 8) and last["file"].endswith("p.graph")
     assert last["fused"] == [{"from": "a", "rule": "joined", "how": Rule.JOINED.value}]
     assert {"from": "y", "to": "return", "blocker": "result", "why": Blocker.RESULT.value} in found["apart"]
+
+
+def test_merged_products(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = explained(
+        """\
+        graph @main(%x: f32[B, 2]) -> f32[B, B] {
+          %w = constant([[1.0, 2.0], [3.0, 4.0]]) : f32[2, 2]
+          %v = constant([[5.0, 6.0], [7.0, 8.0]]) : f32[2, 2]
+          %q = matmul(%x, %w)
+          %k = matmul(%x, %v)
+          %s = matmul(%q, %k, transpose_b=true)
+          return %s
+        }
+        """,
+        tmp_path,
+        capsys,
+    )
+    want = """\
+        graph @main: 2 steps in 1 product
+
+        product 1: %x by 4 columns
+          4:8  matmul  %q
+          5:8  matmul  %k  %q: one product for all that read the same factor
+
+        graph @main: 4 steps in 2 loop nests
+
+        nest 1: i < B, j < 4; stores %q.matmul
+          4:8  matmul  %q.matmul
+
+        nest 2: i < B, j < B; stores %s
+          4:8  matmul  %q
+          4:8  matmul  %k
+          6:8  matmul  %s  %q: its elements are read where they came from
+                           %k: its elements are read where they came from
+
+        apart:
+          %q.matmul -> %q  a product and another sum in one nest
+          %q.matmul -> %k  a product and another sum in one nest
+          %s -> return     a result of the graph is a value of its own
+        """
+    assert found == textwrap.dedent(want)
 
 
 def test_every_pair_has_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +211,7 @@ def test_every_pair_has_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[
     sample = Path(__file__).parents[2] / "samples" / "transformer_block.graph"
     assert main(["explain-fusion", str(sample), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    steps = [s for n in found["nests"] for s in n["steps"]]
+    steps = [s for n in found["groups"] for s in n["steps"]]
     told = {f["from"] for s in steps for f in s["fused"]} | {a["from"] for a in found["apart"]}
     assert {s["tensor"] for s in steps if "(check)" not in s["tensor"]} <= told
     assert {a["blocker"] for a in found["apart"]} <= {b.name.lower().replace("_", "-") for b in Blocker}
