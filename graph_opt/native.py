@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.llvm.emit import emit_graph
 from codegen.llvm.jit import Code, assembly, compile_object, host_attributes
+from codegen.runtime.pages import aligned_arrays
 from codegen.runtime.program import NativeProgram
 from codegen.runtime.threads import shared_pool
 from graph_opt.executable import NativeExecutable
@@ -19,6 +20,7 @@ from ir.attributes import GraphRef
 from ir.core import Graph, Module, Operation
 from ir.interpreter import Environment, Interpreter
 from ir.references import INITIAL, load_time_graphs
+from ir.types import TensorType
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,8 +64,9 @@ def _program(module: Module, graph: Graph, sources: Mapping[str, WeightSource], 
     text = emit_graph(module, graph, attributes=host_attributes(), clocks=clocks)
     stored = _Stored(module, sources, threads).tensors(text)
     return NativeProgram(
-        text, Code.from_text(text.text), graph, stored, threads=threads if text.parallel else 1, pool=_pool, poison=os.environ.get(POISON) == "1"
-    )
+        text, Code.from_program(text.text, text.function), graph, stored,
+        threads=threads if text.parallel else 1, pool=_pool, poison=os.environ.get(POISON) == "1",
+    )  # fmt: skip
 
 
 def _pool() -> Pool:
@@ -90,14 +93,25 @@ class _Stored:
             source = self.module.graphs[reference.name]
             number = op.attributes["result"]
             assert isinstance(number, int)
-            if source.name not in self._initial and _has_loops(source):
-                self._initial[source.name] = _program(self.module, source, self.sources, self.threads).run([], lasting=True)
-            if source.name in self._initial:
-                return self._initial[source.name][number]
+            if source.name not in self._initial:
+                self._initial[source.name] = self._run(source)
+            return self._initial[source.name][number]
         environment = Environment({})
         self._interpreter.run_operation(op, environment)
         array: NDArray[Any] = environment.arrays[op.results[0]]
         return array
+
+    def _run(self, source: Graph) -> list[NDArray[Any]]:
+        """The results of a graph that runs at load time, where they stay."""
+        if _has_loops(source):
+            return _program(self.module, source, self.sources, self.threads).run([], lasting=True)
+        self._interpreter.check_sizes(source, {})
+        types: list[Any] = [v.type for v in source.results]
+        if not all(isinstance(t, TensorType) and t.is_static for t in types):
+            return Interpreter(self._interpreter.module, self.sources).run(source, [])
+        targets = aligned_arrays([(t.shape, t.dtype.numpy) for t in types])
+        self._interpreter.run_into(source, targets)
+        return targets
 
 
 def _load_time_part(module: Module) -> Module:

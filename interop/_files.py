@@ -168,6 +168,19 @@ def byte_count(dtype: DType, shape: Sequence[int], problem: str) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
+LINE = 64
+"""Where tensors that are read begin: at a multiple of a line of the cache, so that machine code can take them as they are."""
+
+
+def new_buffer(size: int) -> NDArray[np.uint8]:
+    """Memory for ``size`` bytes of a tensor.  Raises MemoryError."""
+    import numpy as np
+
+    raw = np.empty(size + LINE, np.uint8)
+    start = -int(raw.ctypes.data) % LINE
+    return raw[start : start + size]
+
+
 def array_from_bytes(
     buffer: NDArray[np.uint8], dtype: DType, shape: Sequence[int], *, big_endian: bool = False, fortran_order: bool = False
 ) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from interop._files import FileView, RegularFile, array_from_bytes, byte_count
+from interop._files import FileView, RegularFile, array_from_bytes, byte_count, new_buffer
 from ir.diagnostics import Diagnostic, GraphError
 from ir.types import DType, boolean, f16, f32, f64, i8, i16, i32, i64, u8
 from ir.weights import no_such_tensor, quoted
@@ -141,11 +141,9 @@ class NpyFile:
         return self._header.dtype, self._header.shape
 
     def read(self, name: str) -> NDArray[Any]:
-        import numpy as np
-
         self._require(name)
         header = self._header
-        buffer = np.empty(header.nbytes, np.uint8)
+        buffer = new_buffer(header.nbytes)
         self.file.read_into(header.start, buffer.data)
         return array_from_bytes(buffer, header.dtype, header.shape, big_endian=header.big_endian, fortran_order=header.fortran_order)
 
@@ -240,11 +238,9 @@ class NpzFile:
         return header.dtype, header.shape
 
     def read(self, name: str) -> NDArray[Any]:
-        import numpy as np
-
         member, header = self._find(name)
         what = f"{self.file.path}: entry {quoted(member.filename)}"
-        buffer = np.empty(header.nbytes, np.uint8)
+        buffer = new_buffer(header.nbytes)
         target = buffer.data
         with self._zip_problems(what), self._zip.open(member) as stream:
             stream.read(header.start)

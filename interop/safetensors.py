@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from interop._files import RegularFile, array_from_bytes, byte_count
+from interop._files import RegularFile, array_from_bytes, byte_count, new_buffer
 from ir.diagnostics import GraphError
 from ir.types import DType, bf16, boolean, f16, f32, f64, i8, i16, i32, i64, u8
 from ir.weights import no_such_tensor, quoted
@@ -90,10 +90,8 @@ class SafetensorsFile:
         return entry.dtype, entry.shape
 
     def read(self, name: str) -> NDArray[Any]:
-        import numpy as np
-
         entry = self._find(name)
-        buffer = np.empty(entry.end - entry.begin, np.uint8)
+        buffer = new_buffer(entry.end - entry.begin)
         self.file.read_into(self._data_start + entry.begin, buffer.data)
         return array_from_bytes(buffer, entry.dtype, entry.shape)
 

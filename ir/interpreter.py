@@ -120,6 +120,27 @@ class Interpreter:
             self._write_back(parameter, arrays[parameter.index], environment.arrays[value])
         return results
 
+    def run_into(self, graph: Graph, targets: Sequence[NDArray[Any]]) -> None:
+        """Runs a graph without parameters and puts its results into arrays, each as soon as it is there.
+
+        So what results are made of is in memory for a short time only.
+        """
+        self.check_sizes(graph, {})
+        environment = Environment({})
+        self._count_uses(graph, environment, [])
+        places: dict[Value, list[NDArray[Any]]] = {}
+        for value, target in zip(graph.results, targets, strict=True):
+            places.setdefault(value, []).append(target)
+        for op in graph.block:
+            if op.definition.is_terminator:
+                break
+            self.run_operation(op, environment)
+            for value in op.results:
+                for target in places.get(value, ()):
+                    target[...] = environment.arrays[value]
+                    environment.arrays[value] = target
+            self._release(op, environment)
+
     def check_sizes(self, graph: Graph, names: Mapping[str, int]) -> None:
         """Raises GraphError for a value that needs more than MEMORY_LIMIT bytes, as far as sizes are known."""
         if graph not in self._largest:

@@ -11,10 +11,13 @@ import ctypes
 import ctypes.util
 import struct
 import threading
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
 import llvmlite.binding as llvm
+
+from codegen.llvm.parts import in_parts
 
 LIBRARY = (
     "exp", "expm1", "log", "log1p", "sin", "cos", "tan", "tanh", "erf", "erfc", "pow", "fmod", "ldexp", "sched_yield", "memcpy", "memmove", "memset",
@@ -81,11 +84,12 @@ def _parse(text: str) -> Any:
     return module
 
 
-def compile_object(text: str, *, level: int = 2, optimize: int = 0) -> bytes:
+def compile_object(text: str, *, level: int = 2, optimize: int = 0, known: Collection[str] = ()) -> bytes:
     """Machine code for this machine, as the bytes of an object file.
 
-    ``level`` is that of LLVM's code generator, 0 to 3; ``optimize`` that of its passes over the text, 0 for none.  Raises
-    :class:`CompileError` for a text that is wrong, or that calls unknown functions.
+    ``level`` is that of LLVM's code generator, 0 to 3; ``optimize`` that of its passes over the text, 0 for none.  ``known``
+    are functions of other objects that it may call.  Raises :class:`CompileError` for a text that is wrong, or that calls
+    unknown functions.
     """
     with _lock:
         _initialize()
@@ -98,7 +102,7 @@ def compile_object(text: str, *, level: int = 2, optimize: int = 0) -> bytes:
             builder = llvm.create_pass_builder(machine, options)
             builder.getModulePassManager().run(module, builder)
         data = bytes(machine.emit_object(module))
-    refuse_unknown_symbols(data)
+    refuse_unknown_symbols(data, known)
     return data
 
 
@@ -113,13 +117,13 @@ def assembly(text: str, *, level: int = 2) -> str:
         return str(machine.emit_assembly(module))
 
 
-def refuse_unknown_symbols(data: bytes) -> list[str]:
+def refuse_unknown_symbols(data: bytes, known: Collection[str] = ()) -> list[str]:
     """The functions that an object defines.
 
-    Raises CompileError when it is not one of this system, or needs a function that is not permitted.
+    Raises CompileError when it is not one of this system, or needs a function that is neither permitted nor ``known``.
     """
     needed, defined = object_symbols(data)
-    unknown = [name for name in needed if name not in library_addresses()]
+    unknown = [name for name in needed if name not in library_addresses() and name not in known]
     if unknown:
         raise CompileError(f"the code calls unknown functions: {', '.join(sorted(unknown))}")
     return defined
@@ -167,28 +171,44 @@ def _elf_symbols(data: bytes) -> tuple[list[str], list[str]]:
 class Code:
     """Loaded machine code.  Addresses are good as long as this object lives, so keep it with every function pointer."""
 
-    def __init__(self, data: bytes) -> None:
-        """Loads an object file.  Raises CompileError when it is not for this system or calls unknown functions."""
-        defined = refuse_unknown_symbols(data)
-        self.object = data
+    def __init__(self, *objects: bytes) -> None:
+        """Loads object files, which may call functions of those in front of them.
+
+        Raises CompileError when one is not for this system or calls unknown functions.
+        """
+        defined: list[str] = []
+        for data in objects:
+            defined += refuse_unknown_symbols(data, defined)
+        self.objects = objects
         with _lock:
             _initialize()
             self._engine = llvm.create_lljit_compiler(_target_machine(2), use_jit_link=True, suppress_errors=True)
-            builder = llvm.JITLibraryBuilder().add_object_img(data)
-            for name in object_symbols(data)[0]:
+            builder = llvm.JITLibraryBuilder()
+            for data in objects:
+                builder.add_object_img(data)
+            for name in dict.fromkeys(n for data in objects for n in object_symbols(data)[0] if n not in defined):
                 builder.import_symbol(name, library_addresses()[name])
             for name in defined:
                 builder.export_symbol(name)
             try:
                 self._library = builder.link(self._engine, "graph")
             except RuntimeError as error:
-                raise CompileError(f"the object can't be loaded: {error}") from None
+                raise CompileError(f"the objects can't be loaded: {error}") from None
             self._addresses = {name: int(self._library[name]) for name in defined}
 
     @classmethod
     def from_text(cls, text: str, *, level: int = 2, optimize: int = 0) -> Code:
         """Compiles and loads; see :func:`compile_object`."""
         return cls(compile_object(text, level=level, optimize=optimize))
+
+    @classmethod
+    def from_program(cls, text: str, function: str) -> Code:
+        """The same for a program with a main function, each part of it with the effort that it is worth."""
+        objects: list[bytes] = []
+        for part, level in in_parts(text, function):
+            known = {name for data in objects for name in object_symbols(data)[1]}
+            objects.append(compile_object(part, level=level, known=known))
+        return cls(*objects)
 
     def address(self, name: str) -> int:
         """The address of a function.  Raises KeyError when there is none."""

@@ -26,7 +26,7 @@ def test_code_runs() -> None:
 def test_functions_of_the_library() -> None:
     code = Code.from_text(ROOT)
     assert ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(code.address("f"))(0.0) == 1.0
-    assert object_symbols(code.object) == (["exp"], ["f"])
+    assert object_symbols(code.objects[0]) == (["exp"], ["f"])
 
 
 @pytest.mark.parametrize(
