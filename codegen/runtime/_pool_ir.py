@@ -11,16 +11,16 @@ import ctypes
 import platform
 import sys
 
-BUSY, WORKERS, SPARE, DONE, LAST, SPINS, SPIN_TIME = 48, 52, 56, 64, 72, 80, 88
+BUSY, WORKERS, SPARE, DONE, LAST, SPINS, FEW_SPINS, SPIN_TIME, HOT = 48, 52, 56, 64, 72, 80, 84, 88, 96
 """Whether a run uses the workers, how many there are, a processor that none of them has (-1: not known), how many are done with
-the job (i32 each); when a shared job ended that was not large (i64, nanoseconds); how often a worker looks for a job before it
-sleeps (i32), and how long that takes (i64, nanoseconds)."""
+the job (i32 each); when the last run ended (i64, nanoseconds); how often a worker looks for a job before it sleeps, when runs follow
+each other closely and when they don't (i32 each), how long the former takes (i64, nanoseconds); whether they do (i32)."""
 
 BOXES, BOX_BYTES = 128, 64
 BOX_SLEEPS, BOX_PROCESSOR, BOX_THREAD = 4, 8, 12
 
-LARGE_WORK = 1 << 18
-"""Simple operations (about 50 microseconds) from which on it pays to wake workers that sleep."""
+LARGE_WORK = 1 << 19
+"""Simple operations (about 80 microseconds) from which on it pays to wake workers that sleep."""
 
 _TEXT = """
 declare void @llvm.x86.sse2.pause()
@@ -78,22 +78,30 @@ entry:
   %box = call ptr @box(ptr %pool, i64 %me)
   %sleeps = getelementptr i8, ptr %box, i64 4
   %done = getelementptr i8, ptr %pool, i64 64
-  %patience = getelementptr i8, ptr %pool, i64 80
+  %many_place = getelementptr i8, ptr %pool, i64 80
+  %few_place = getelementptr i8, ptr %pool, i64 84
+  %hot_place = getelementptr i8, ptr %pool, i64 96
   br label %wait
 
 wait:
+  ; Where waiting was in vain the last time it would only keep others, such as the threads of other libraries, from this processor.
   %seen = phi i32 [ 0, %entry ], [ %number, %work ]
+  %hope = phi i1 [ true, %entry ], [ %hopeful, %work ]
+  %many = load atomic i32, ptr %many_place monotonic, align 4
+  %few = load atomic i32, ptr %few_place monotonic, align 4
+  %patience = select i1 %hope, i32 %many, i32 %few
   br label %spin
 
 spin:
   %round = phi i32 [ 0, %wait ], [ %next, %again ], [ 0, %awake ]
+  %spins = phi i32 [ %patience, %wait ], [ %spins, %again ], [ %many, %awake ]
+  %hopeful = phi i1 [ true, %wait ], [ %hopeful, %again ], [ %is_hot, %awake ]
   %number = load atomic i32, ptr %box acquire, align 4
   %new = icmp ne i32 %number, %seen
   br i1 %new, label %go, label %still
 
 still:
   %next = add i32 %round, 1
-  %spins = load atomic i32, ptr %patience monotonic, align 4
   %tired = icmp sgt i32 %next, %spins
   br i1 %tired, label %sleep, label %again
 
@@ -113,6 +121,8 @@ down:
 
 awake:
   store atomic i32 0, ptr %sleeps seq_cst, align 4
+  %hot = load atomic i32, ptr %hot_place monotonic, align 4
+  %is_hot = icmp ne i32 %hot, 0
   br label %spin
 
 go:
@@ -289,6 +299,15 @@ entry:
   br i1 %some_sleep, label %asleep_yet, label %post
 
 asleep_yet:
+  %last = load i64, ptr %last_place, align 8
+  %begun = call i64 @now()
+  %gap = sub i64 %begun, %last
+  %spin_place = getelementptr i8, ptr %pool, i64 88
+  %spin_time = load i64, ptr %spin_place, align 8
+  %soon = icmp slt i64 %gap, %spin_time
+  %hot = zext i1 %soon to i32
+  %hot_place = getelementptr i8, ptr %pool, i64 96
+  store atomic i32 %hot, ptr %hot_place monotonic, align 4
   br i1 %small, label %hurry, label %rise
 
 rise:
@@ -314,17 +333,13 @@ wait_on:
   br i1 %out_of_time, label %busy, label %look_again
 busy:
   %status0 = call i32 %function(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 0, i64 1)
+  %ended0 = call i64 @now()
+  store i64 %ended0, ptr %last_place, align 8
   ret i32 %status0
 
 hurry:
   ; Waking takes longer than what it would save.  But when such runs follow each other closely the workers should be awake.
-  %last = load i64, ptr %last_place, align 8
-  %begun = call i64 @now()
   %status1 = call i32 %function(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 0, i64 1)
-  %gap = sub i64 %begun, %last
-  %spin_place = getelementptr i8, ptr %pool, i64 88
-  %spin_time = load i64, ptr %spin_place, align 8
-  %soon = icmp slt i64 %gap, %spin_time
   br i1 %soon, label %awaken, label %single
 awaken:
   call void @rouse(ptr %pool, i64 %threads)
@@ -398,12 +413,8 @@ yield:
   br label %join
 
 end:
-  br i1 %small, label %note, label %leave
-note:
   %ended = call i64 @now()
   store i64 %ended, ptr %last_place, align 8
-  br label %leave
-leave:
   ret i32 %status
 }
 

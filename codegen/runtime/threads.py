@@ -20,6 +20,7 @@ from codegen.runtime._pool_ir import (
     BOX_PROCESSOR,
     BOX_THREAD,
     BOXES,
+    FEW_SPINS,
     SPARE,
     SPIN_TIME,
     SPINS,
@@ -31,8 +32,8 @@ from codegen.runtime.calls import caller
 from codegen.runtime.pages import aligned_bytes
 from codegen.runtime.processors import affinity
 
-_SPIN_TIME = 50_000
-"""Nanoseconds of waiting before a worker goes to sleep."""
+_FEW_TIME, _SPIN_TIME = 5_000, 50_000
+"""Nanoseconds that a worker waits for a job before it sleeps: where the last wait was in vain, and where it was not."""
 
 _LIMIT = 256
 """More threads than this are never started."""
@@ -65,13 +66,14 @@ class Pool:
         self._pause_time = max(1.0, min(_PAUSES(self._code.address("graph_opt_pool_pauses"))(200) for _ in range(5)) / 200)
         self._workers: list[threading.Thread] = []
         self._closed = False
-        self._be_patient(_SPIN_TIME)
+        self._be_patient(_FEW_TIME, _SPIN_TIME)
 
     def _word(self, offset: int) -> ctypes.c_int32:
         return ctypes.c_int32.from_address(self.address + offset)
 
-    def _be_patient(self, time: int) -> None:
-        """How many nanoseconds workers wait before they sleep."""
+    def _be_patient(self, few: int, time: int) -> None:
+        """How many nanoseconds workers wait before they sleep, when runs are far apart and when they are not."""
+        self._word(FEW_SPINS).value = int(few / self._pause_time)
         self._word(SPINS).value = int(time / self._pause_time)
         ctypes.c_int64.from_address(self.address + SPIN_TIME).value = time
 
@@ -121,7 +123,7 @@ class Pool:
     def _processor(self) -> int | None:
         """Where the next worker stays: a processor that no other worker nor the caller has; None when there is none left."""
         if len(self._workers) + 1 >= len(self._processors):
-            self._be_patient(_SPIN_TIME // 50)  # there are more threads than processors: they keep each other waiting
+            self._be_patient(0, _SPIN_TIME // 50)  # there are more threads than processors: they keep each other waiting
             return None
         here, taken = self._here(), self._taken()
         behind = [p for p in self._processors if p > here] + [p for p in self._processors if p <= here]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_text import add_program, parallel_program
+from native_text import PARALLEL, PARALLEL_GRAPH, add_program, native, parallel_program
 
 from codegen.llvm.jit import Code
 from codegen.runtime.processors import PROCESSORS, available_processors
-from codegen.runtime.program import NativeProgram
+from codegen.runtime.program import NativeProgram, threads_for
 from codegen.runtime.threads import Pool, shared_pool
 
 ROOT = Path(__file__).parents[2]
@@ -177,3 +177,69 @@ def test_a_process_ends_with_workers_alive(end: str) -> None:
 def test_one_thread_needs_no_pool() -> None:
     x = np.ones((2, 3), np.float32)
     assert add_program().run([x, x])[0].tolist() == [[2.0] * 3] * 2
+
+
+def test_a_worker_makes_room_for_the_caller() -> None:
+    """A worker is bound to a processor; when the caller comes there, it goes where the caller was."""
+    processors = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(processors) < 2:
+        pytest.skip("needs two processors")
+    pool = Pool(Code.from_text)
+    program = parallel_program(threads=2, pool=lambda: pool)
+    try:
+        os.sched_setaffinity(0, {processors[0]})
+        pool._processors = processors
+        check(program, 10)
+        (thread,) = [t for t in threading.enumerate() if t in pool._workers]
+        assert thread.native_id is not None
+        for here in (processors[1], processors[0], processors[1]):
+            os.sched_setaffinity(0, {here})
+            check(program, 10)
+            assert here not in os.sched_getaffinity(thread.native_id)
+            assert os.sched_getaffinity(thread.native_id) <= set(processors)
+    finally:
+        os.sched_setaffinity(0, set(processors))
+        pool.close()
+
+
+def test_workers_stay_within_the_mask() -> None:
+    script = SCRIPT.replace("import numpy", "import os\nmask = set(sorted(os.sched_getaffinity(0))[:1])\nos.sched_setaffinity(0, mask)\nimport numpy")
+    end = """
+import threading
+names = [t for t in threading.enumerate() if t.name.startswith("graph-opt-")]
+assert all(os.sched_getaffinity(t.native_id) <= mask for t in names)
+print(program.threads, len(names))
+"""
+    for word, wanted in (("", "1 0"), ("2", "2 1")):
+        environment = {k: v for k, v in os.environ.items() if k != PROCESSORS} | ({PROCESSORS: word} if word else {})
+        done = subprocess.run([sys.executable, "-c", script + end], capture_output=True, text=True, timeout=60, check=False, env=environment)
+        assert (done.returncode, done.stdout.strip(), done.stderr) == (0, wanted, "")
+
+
+@pytest.mark.parametrize(("work", "threads"), [(0, 1), (16383, 1), (16384, 2), (40_000, 4), (1e9, 5), (float("inf"), 5)])
+def test_little_work_has_few_threads(work: float, threads: int) -> None:
+    assert threads_for(work, 5) == threads and threads_for(work, 1) == 1
+
+
+def test_small_programs_do_not_wake_the_pool() -> None:
+    pool = Pool(Code.from_text)
+    try:
+        code = PARALLEL + "define double @f_work(ptr %dims) {\n  %n = load i64, ptr %dims\n  %work = sitofp i64 %n to double\n  ret double %work\n}\n"
+        program = native(PARALLEL_GRAPH, code, ["N"], threads=2, pool=lambda: pool)
+        check(program, 16383)
+        assert pool.workers == 0
+        check(program, 16384)
+        assert pool.workers == 1
+    finally:
+        pool.close()
+
+
+def test_runs_that_are_far_apart() -> None:
+    """Small ones don't wake workers, large ones do, and those that follow each other closely find them awake."""
+    for work in ("20000.0", "1.0e9"):
+        code = PARALLEL + f"define double @f_work(ptr %dims) {{\n  ret double {work}\n}}\n"
+        program = native(PARALLEL_GRAPH, code, ["N"], threads=2, pool=the_pool)
+        for pause in (0.0, 0.002, 0.0, 0.0001):
+            for _ in range(20):
+                check(program, 100)
+                time.sleep(pause)
