@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from graph_opt import limits
 from graph_opt.limits import Limits, Meter, host_dtypes, level_of
 
 LIMITS = Limits(1, {"f32": 200e9}, {"L1": 300e9, "L2": 100e9, "L3": 50e9, "DRAM": 10e9})
@@ -30,12 +31,12 @@ def test_samples(threads: int) -> None:
     meter = Meter(threads, levels=("L1", "L2"))
     for _ in range(3):
         meter.sample()
-    limits = meter.limits()
-    assert limits.threads == threads
-    assert set(limits.peak) == {"f32"} and set(limits.read) == {"L1", "L2"}
+    found_limits = meter.limits()
+    assert found_limits.threads == threads
+    assert set(found_limits.peak) == {"f32"} and set(found_limits.read) == {"L1", "L2"}
     for name, found in meter.samples.items():
         assert len(found) == 3 and min(found) > 0
-        assert min(found) <= {**limits.peak, **limits.read}[name] <= meter.limits(max).peak.get(name, float("inf"))
+        assert min(found) <= {**found_limits.peak, **found_limits.read}[name] <= meter.limits(max).peak.get(name, float("inf"))
 
 
 def test_narrow_types() -> None:
@@ -43,8 +44,19 @@ def test_narrow_types() -> None:
     meter.sample()
     peak = meter.limits().peak
     assert list(peak) == list(host_dtypes()) and "f32" in peak and min(peak.values()) > 0
-    limits = Limits(1, {"f32": 1e9, "bf16": 2e9}, {"L2": 1e9})
-    assert limits.time(4e9, 0, "bf16") == (2.0, "bf16")
+    assert Limits(1, {"f32": 1e9, "bf16": 2e9}, {"L2": 1e9}).time(4e9, 0, "bf16") == (2.0, "bf16")
+
+
+@pytest.mark.parametrize("shape", [(16, 24, True), (8, 12, True), (4, 24, True), (4, 12, False)])
+def test_loops_for_other_vectors(shape: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits._Shape, "of_host", classmethod(lambda cls: cls(*shape)))
+    limits._kernels.cache_clear()
+    try:
+        meter = Meter(1, levels=("L1",))
+        meter.sample()
+        assert min(meter.samples["f32"] + meter.samples["L1"]) > 0
+    finally:
+        limits._kernels.cache_clear()
 
 
 def test_memory_is_read_window_by_window() -> None:
