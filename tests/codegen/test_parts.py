@@ -72,5 +72,5 @@ def test_other_parts_are_not_believed(monkeypatch):
     """A part may only call what the ones before it have."""
     monkeypatch.setattr(parts, "LONG", 1)
     (_, _), (main, _) = in_parts(TEXT, "f")
-    with pytest.raises(CompileError, match="unknown functions: f.half"):
+    with pytest.raises(CompileError, match=r"unknown functions: f\.half"):
         compile_object(main)
