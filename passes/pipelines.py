@@ -11,7 +11,7 @@ from passes.infra.pipeline import parse_pipeline
 
 _LINALG = (
     "merge-products",
-    "decompose{keep=[sigmoid, silu, gelu, softmax, log_softmax]}",
+    "decompose{keep=[sigmoid, silu, gelu, softmax, log_softmax, attention]}",
     "cse",
     "hoist-to-init",
     "lower-to-linalg",
@@ -44,6 +44,8 @@ _LOOPS = (
     "tile{loop=col, size=$row}",
     "peel{loop=col.tile, sizes=[$lanes]}",
     "vectorize{loops=[col]}",
+    # attention, which is an operation up to here: as many sums at a time as a block of products
+    "lower-attention{rows=$queries, columns=$keys}",
     # memory, threads, machine vectors
     "plan-memory",
     "parallelize",
@@ -63,12 +65,15 @@ class Target:
     def passes(self) -> list[str]:
         """The passes below the nests; blocks of products leave a quarter of the registers for what they are made of."""
         vectors = 3 if self.registers >= 32 else 2
+        area, keys = self.registers * 3 // 4 * self.lanes, max(16, 2 * self.lanes)
         shape = {
             "lanes": self.lanes,
             "row": 4 * self.lanes,
             "columns": [n * self.lanes for n in (vectors, vectors + 1, vectors)],
             "columns_left": [n * self.lanes for n in range(vectors - 1, 0, -1)],
-            "area": self.registers * 3 // 4 * self.lanes,
+            "area": area,
+            "queries": area // keys,
+            "keys": keys,
         }
         return [Template(p).substitute(shape) for p in _LOOPS]
 

@@ -196,7 +196,7 @@ def compile_prefix(module: Module, count: int) -> Native:
     passes = load_pipeline("cpu")
     first = next(i for i, p in enumerate(passes) if type(p).__name__ == "LowerToLoops") + 1
     lowered = clone_module(module)
-    PassManager([*passes[: min(first + count, len(passes))], *load_pipeline("hoist-to-init,unroll-vectors")]).run(lowered)
+    PassManager([*passes[: min(first + count, len(passes))], *load_pipeline("hoist-to-init,lower-attention,unroll-vectors")]).run(lowered)
     return Native(lowered, {})
 
 

@@ -9,6 +9,7 @@ from ir.core import Module, Operation, Value
 from ir.diagnostics import did_you_mean
 from ir.opdef import REGISTRY
 from ir.rewriter import rewrite_greedily, walk_graphs
+from passes.graph._attention import is_plain, is_tiled, plain
 from passes.graph._decompositions import DECOMPOSITIONS, can_decompose
 from passes.infra.base import Pass, PassContext
 
@@ -28,6 +29,9 @@ class Decompose(Pass):
 
     A composite rounds once where its parts round each, so results agree up to rounding.  Operations whose types are
     not known stay.
+
+    Of attentions that should stay, only those do that ``lower-attention`` can lower: others are decomposed all the same, and from
+    those the past keys and values are taken, which are put in front of the others.
     """
 
     preserves: ClassVar[Literal["bits", "values"]] = "values"
@@ -53,10 +57,18 @@ class Decompose(Pass):
             return list(DECOMPOSITIONS[op.name](op)) if can_decompose(op) else None
 
         rewrites = {REGISTRY[n]: [rewrite] for n in self._wanted()}
+        if "graph.attention" in _full_names(self.keep):
+            rewrites[REGISTRY["graph.attention"]] = [_kept_attention]
         changed = False
         for graph in walk_graphs(module):
             changed |= rewrite_greedily(graph, rewrites, lambda op: context.count(f"{op.definition.text_name} decomposed"))
         return changed
+
+
+def _kept_attention(op: Operation) -> list[Value] | None:
+    if not can_decompose(op) or (is_tiled(op) and is_plain(op)):
+        return None
+    return list(plain(op) if is_tiled(op) else DECOMPOSITIONS[op.name](op))
 
 
 def _full_names(names: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,514 @@
+"""The nests of attention: tiles of queries or blocks of keys, an online softmax, and what joins blocks.
+
+Keys come in blocks of ``KEYS``.  For every query and block there are the largest score m of the block, the sum l of exp(score - m), and
+the sum o of exp(score - m) times the values; two blocks with m, l, o become one by
+
+    m' = max(m1, m2)    l' = exp(m1 - m') * l1 + exp(m2 - m') * l2    o' likewise
+
+from the first key on.  Neither the blocks nor the order in which anything is added depend on how queries are tiled, on threads, or on
+whether blocks are joined as they come (:class:`Prefill`) or computed apart (:class:`Decode`), so the bits don't either.  In a block, a
+score is one chain of multiply-adds, l is 16 lanes of ascending keys that are added by halves, and o is one chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dialects.arith.comparison import cmpf, cmpi, select
+from dialects.arith.floats import addf, divf, maximumf, mulf, subf
+from dialects.arith.integers import addi, minsi
+from dialects.math import exp, fma
+from dialects.vector import multi_reduction, step, transpose
+from ir.core import Value
+from ir.dims import Dim, ceildiv, floordiv, mod
+from ir.types import VectorType, boolean, f32, i32
+from passes.loops._blocks import (
+    alloc,
+    buffer_type,
+    choose,
+    column,
+    filled,
+    index_of,
+    index_value,
+    least,
+    load,
+    loop,
+    most,
+    number,
+    parallel,
+    reshaped,
+    store,
+    to_i32,
+)
+
+KEYS = 128
+"""Keys of a block: part of what the results are, so it is no option."""
+LANES = 16
+"""Keys of a step inside a block; the same for every machine, as sums are in 16 lanes."""
+LOWEST = -3.4028234663852886e38
+"""What the largest score starts from, so that a query that sees no key gives zeros."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention: buffers of rank 4 (``[B, H, S, D]`` and so on), and what hides keys.
+
+    ``length`` has one element for each batch, or one for all of them.
+    """
+
+    q: Value
+    k: Value
+    v: Value
+    out: Value
+    group: int
+    scale: float
+    causal: bool
+    mask: Value | None
+    length: Value | None
+
+    @property
+    def batch(self) -> Dim:
+        return buffer_type(self.q).shape[0]
+
+    @property
+    def heads(self) -> Dim:
+        return buffer_type(self.q).shape[1]
+
+    @property
+    def key_heads(self) -> Dim:
+        return buffer_type(self.k).shape[1]
+
+    @property
+    def queries(self) -> Dim:
+        return buffer_type(self.q).shape[2]
+
+    @property
+    def keys(self) -> Dim:
+        return buffer_type(self.k).shape[2]
+
+    @property
+    def width(self) -> int:
+        width = buffer_type(self.q).shape[3]
+        assert isinstance(width, int)
+        return width
+
+    @property
+    def value_width(self) -> int:
+        width = buffer_type(self.v).shape[3]
+        assert isinstance(width, int)
+        return width
+
+
+@dataclass(frozen=True)
+class Sight:
+    """How far queries see: query i sees the keys below ``min(keys, i + shift)``, or below ``keys`` when nothing is causal."""
+
+    keys: Dim
+    shift: Dim | None
+
+    def end(self, query: Dim) -> Sequence[Dim]:
+        """What the number of keys that a query sees is the smallest of."""
+        return (self.keys,) if self.shift is None else (query + self.shift, self.keys)
+
+
+@dataclass
+class Nests:
+    """What both forms are made of.  ``rows`` queries are worked on at a time, ``columns`` keys or values at a time."""
+
+    problem: Problem
+    rows: int
+    columns: int
+    offsets: Sequence[int]  # of the queries of a block of rows, from the first one on
+    scores: Value = field(init=False)  # of a block of rows and keys, then their exponentials
+
+    def __post_init__(self) -> None:
+        self.zero = number(0.0, f32, "zero")
+        self.one = number(1.0, f32, "one")
+        self.lowest = number(LOWEST, f32, "lowest")
+        self.hidden = number(float("-inf"), f32, "hidden")
+        self.scale = number(self.problem.scale, f32, "scale")
+        self.lanes: Value = step(result_type=VectorType(i32, (LANES,)), name="lanes")
+        self.spread: Value | None = column(self.offsets) if self.problem.causal and any(self.offsets) else None
+
+    def build(self) -> None:
+        """Builds everything."""
+        raise NotImplementedError
+
+    # -- memory of a block of rows ---------------------------------------------------------------------------------
+
+    def alloc_scores(self) -> None:
+        """Memory for the scores of a block of rows and keys, and for what is found in them."""
+        self.scores = alloc("scores", f32, self.rows, KEYS)
+        self.most, self.most_column = self._numbers("most")
+        self.sums, _ = self._numbers("sums")
+
+    def alloc_weights(self) -> None:
+        """Memory for what joins blocks; numbers for each row are written as vectors and read as columns."""
+        self.old_weights, self.old_column = self._numbers("old")
+        self.new_weights, self.new_column = self._numbers("new")
+
+    def _numbers(self, name: str) -> tuple[Value, Value]:
+        as_column = alloc(name, f32, self.rows, 1)
+        return reshaped(as_column, self.rows), as_column
+
+    # -- how far queries see ---------------------------------------------------------------------------------------
+
+    def sight(self, batch: Dim) -> Sight:
+        """How far the queries of a batch see."""
+        p = self.problem
+        if p.length is None:
+            return Sight(p.keys, p.keys - p.queries + 1 if p.causal else None)
+        (size,) = buffer_type(p.length).shape
+        given = index_of(p.length, 0 if size == 1 else batch)
+        length = most("length", least("most.length", given, p.keys + p.queries), 0)
+        return Sight(least("seen", length, p.keys), length - p.queries + 1 if p.causal else None)
+
+    # -- scores ----------------------------------------------------------------------------------------------------
+
+    def products(self, q: Value, at: Dim, panel: Callable[[Dim, Dim, int], Value], start: Dim, stop: Dim, width: int, prepare: Any = None) -> None:
+        """Scores of the keys from ``start`` to ``stop``, ``width`` at a time; ``panel`` loads some of the keys' d-th numbers."""
+
+        def one(p: Dim) -> None:
+            if prepare is not None:
+                prepare(p)
+
+            def add(d: Dim, total: Value) -> Value:
+                return fma(load(q, (at, self.rows), d, keep=True), panel(p, d, width), total)  # type: ignore[no-any-return]
+
+            (found,) = loop("d", 0, self.problem.width, 1, add, [filled(self.zero, self.rows, width)])
+            store(found, self.scores, (0, self.rows), (p, width))
+
+        loop("p", start, stop, width, one)
+
+    def hide(self, sight: Sight, first: Dim, block: Dim, count: Dim) -> None:
+        """Scores of keys that a row does not see become -inf."""
+        end = least("first.end", *sight.end(first))
+        if sight.shift is None and isinstance(sight.keys, int) and sight.keys % LANES == 0:
+            return
+
+        def one(p: Dim) -> None:
+            left = to_i32("min", sight.keys - block - p, LANES, name="left")
+            if sight.shift is not None:
+                here = to_i32("min", first + sight.shift - block - p, LANES, name="here")
+                left = minsi(here if self.spread is None else addi(self.spread, here), left)
+            seen = cmpi(self.lanes, left, predicate="lt")
+            store(select(seen, load(self.scores, (0, self.rows), (p, LANES)), self.hidden), self.scores, (0, self.rows), (p, LANES))
+
+        loop("p", LANES * most("from", floordiv(end - block, LANES), 0), count, LANES, one)
+
+    def apply_mask(self, batch: Dim, block: Dim, count: Dim, place: Callable[[Dim], tuple[Dim, Dim]], alike: bool) -> None:
+        """Adds a mask of floats, or hides what one of bools says; ``place`` are head and query of a row, ``alike`` if rows share a head."""
+        mask = self.problem.mask
+        if mask is None:
+            return
+        shape = buffer_type(mask).shape
+        uniform = shape[2] == 1 and (alike or shape[1] == 1)
+
+        def masked(p: Dim, row: Dim) -> None:
+            head, query = place(row)
+            places = [0 if size == 1 else at for size, at in zip(shape, (batch, head, query), strict=False)]
+            if shape[3] == 1:
+                found = load(mask, *places, 0)
+            else:
+                whole = isinstance(shape[3], int) and shape[3] % LANES == 0
+                valid = None if whole else index_value("apply", shape[3] - block - p, name="valid")
+                found = load(mask, *places, (block + p, LANES), valid=valid)
+            rows = (0, self.rows) if uniform else row
+            old = load(self.scores, rows, (p, LANES))
+            is_bool = buffer_type(mask).dtype == boolean
+            store(select(found, old, self.hidden) if is_bool else addf(old, found), self.scores, rows, (p, LANES))
+
+        def one(p: Dim) -> None:
+            if uniform:
+                masked(p, 0)
+            else:
+                loop("row", 0, self.rows, 1, lambda row: masked(p, row))
+
+        loop("p", 0, count, LANES, one)
+
+    # -- softmax of a block ----------------------------------------------------------------------------------------
+
+    def exponentials(self, count: Dim) -> None:
+        """The largest score of each row, the exponentials of all in their place, and their sums.
+
+        NaN is not looked for: a row that has one is NaN by its sum.
+        """
+
+        def larger(p: Dim, found: Value) -> Value:
+            score = load(self.scores, (0, self.rows), (p, LANES))
+            return select(cmpf(score, found, predicate="gt"), score, found)  # type: ignore[no-any-return]
+
+        (found,) = loop("p", 0, count, LANES, larger, [filled(self.lowest, self.rows, LANES)])
+        store(multi_reduction(found, kind="max", axes=(1,)), self.most, (0, self.rows))
+        some = next((n for n in (4, 3, 5) if self.rows % n == 0), self.rows)
+
+        def rows(row: Dim) -> None:
+            largest = load(self.most_column, (row, some), 0, keep=True)
+
+            def add(p: Dim, total: Value) -> Value:
+                e = exp(subf(load(self.scores, (row, some), (p, LANES)), largest), decaying=True)
+                store(e, self.scores, (row, some), (p, LANES))
+                return addf(total, e)  # type: ignore[no-any-return]
+
+            (total,) = loop("p", 0, count, LANES, add, [filled(self.zero, some, LANES)])
+            store(multi_reduction(total, kind="add", axes=(1,)), self.sums, (row, some))
+
+        loop("row", 0, self.rows, some, rows)
+
+    # -- values and joining ----------------------------------------------------------------------------------------
+
+    def weighted(self, batch: Dim, head: Dim, block: Dim, count: Dim, columns: int, use: Callable[[Value, Dim, int], None]) -> None:
+        """The values of a block, weighted and added up: ``use`` gets some columns of it, where they begin, and how many they are."""
+        v, width = self.problem.v, self.problem.value_width
+
+        def one(column: Dim, columns: int) -> None:
+            def add(j: Dim, total: Value) -> Value:
+                weight = load(self.scores, (0, self.rows), j, keep=True)
+                return fma(weight, load(v, batch, head, block + j, (column, columns)), total)  # type: ignore[no-any-return]
+
+            (found,) = loop("j", 0, count, 1, add, [filled(self.zero, self.rows, columns)])
+            use(found, column, columns)
+
+        whole = width - width % columns
+        if whole:
+            loop("column", 0, whole, columns, lambda column: one(column, columns))
+        if width > whole:
+            one(whole, width - whole)
+
+    def join_sums(self, most_so_far: Value, sums_so_far: Value, at: Dim, largest: Value, sums: Value) -> None:
+        """Joins a block with those before it; leaves the weights of both."""
+        old, total = load(most_so_far, (at, self.rows)), load(sums_so_far, (at, self.rows))
+        both = select(cmpf(old, largest, predicate="gt"), old, largest)
+        before, now = exp(subf(old, both), decaying=True), exp(subf(largest, both), decaying=True)
+        store(both, most_so_far, (at, self.rows))
+        store(fma(sums, now, mulf(total, before)), sums_so_far, (at, self.rows))
+        store(before, self.old_weights, (0, self.rows))
+        store(now, self.new_weights, (0, self.rows))
+
+    def join_values(self, so_far: Value, at: Dim, values: Value, column: Dim, columns: int) -> None:
+        """The same for some columns of the values."""
+        before, now = (load(w, (0, self.rows), 0, keep=True) for w in (self.old_column, self.new_column))
+        old = load(so_far, (at, self.rows), (column, columns))
+        store(fma(values, now, mulf(old, before)), so_far, (at, self.rows), (column, columns))
+
+    def start(self, most_so_far: Value, sums_so_far: Value, values: Value, rows: int) -> None:
+        """Before the first block."""
+
+        def one(row: Dim) -> None:
+            store(self.lowest, most_so_far, row)
+            store(self.zero, sums_so_far, row)
+            store(filled(self.zero, self.problem.value_width), values, row, (0, self.problem.value_width))
+
+        loop("row", 0, rows, 1, one)
+
+    def finish(self, sums: Value, values: Value, row: Dim, store_to: Callable[[Value], None]) -> None:
+        """A row of the result: what was added up by the sum, which is 1 or more where there is any; never -0."""
+        inverse = divf(self.one, maximumf(load(sums, row), self.one))
+        store_to(fma(load(values, row, (0, self.problem.value_width)), inverse, self.zero))
+
+    # -- keys by columns -------------------------------------------------------------------------------------------
+
+    def turn(self, batch: Dim, head: Dim, first: Dim, target: Value, places: Sequence[Dim], columns: int) -> None:
+        """A panel: ``columns`` keys from ``first`` on, a row for each of their numbers."""
+        k, width = self.problem.k, self.problem.width
+
+        def square(j: Dim, d: Dim, size: int) -> None:
+            found = load(k, batch, head, (first + j, LANES), (d, size))
+            store(transpose(found, perm=(1, 0)), target, *places, (d, size), (j, LANES))
+
+        def keys(j: Dim) -> None:
+            whole = width - width % LANES
+            if whole:
+                loop("d", 0, whole, LANES, lambda d: square(j, d, LANES))
+            if width > whole:
+                square(j, whole, width - whole)
+
+        loop("j", 0, columns, LANES, keys)
+
+    def turn_rest(self, batch: Dim, head: Dim, first: Dim, target: Value, places: Sequence[Dim], columns: int) -> None:
+        """A panel that keys end in: number by number, zeros behind them."""
+        k, width, end = self.problem.k, self.problem.width, self.problem.keys
+
+        def one(j: Dim) -> None:
+            loop("d", 0, width, 1, lambda d: store(load(k, batch, head, first + j, d), target, *places, d, j))
+
+        def none(j: Dim) -> None:
+            loop("d", 0, width, 1, lambda d: store(self.zero, target, *places, d, j))
+
+        loop("j", 0, end - first, 1, one)
+        loop("j", end - first, columns, 1, none)
+
+
+class Prefill(Nests):
+    """Tiles of queries, each of which goes through the blocks of keys that it sees."""
+
+    def __init__(self, problem: Problem, rows: int, columns: int, queries: int) -> None:
+        size = problem.queries
+        rows = min(rows, size) if isinstance(size, int) else rows
+        super().__init__(problem, rows, columns, range(rows))
+        tiles = max(1, queries // rows)
+        self.tile = rows * (min(tiles, -(-size // rows)) if isinstance(size, int) else tiles)
+
+    def build(self) -> None:
+        """Builds everything."""
+        p = self.problem
+        self.panels = alloc("keys.panels", f32, p.batch, p.key_heads, ceildiv(p.keys, self.columns), p.width, self.columns)
+        self._turn_keys()
+        tiles = ceildiv(p.queries, self.tile)
+        if p.causal and tiles != 1:  # a short tile together with a long one, so that all rounds are about as much work
+            parallel([("b", 0, p.batch), ("h", 0, p.heads), ("t", 0, ceildiv(tiles, 2))], lambda b, h, t: self._two(b, h, t, tiles), tag="query")
+        else:
+            parallel([("b", 0, p.batch), ("h", 0, p.heads), ("t", 0, tiles)], self._tile, tag="query")
+
+    def _two(self, b: Dim, h: Dim, t: Dim, tiles: Dim) -> None:
+        """The t-th tile from the front and from the back."""
+        distance = most("distance", tiles - 1 - 2 * t, 1)
+        loop("t", t, tiles - t, distance, lambda t: self._tile(b, h, t))
+
+    def _turn_keys(self) -> None:
+        p, whole, panels = self.problem, floordiv(self.problem.keys, self.columns), ceildiv(self.problem.keys, self.columns)
+        if whole != 0:
+            parallel(
+                [("b", 0, p.batch), ("h", 0, p.key_heads), ("c", 0, whole)],
+                lambda b, h, c: self.turn(b, h, self.columns * c, self.panels, (b, h, c), self.columns),
+                tag="keys",
+            )
+        if whole != panels:
+            parallel(
+                [("b", 0, p.batch), ("h", 0, p.key_heads), ("c", whole, panels)],
+                lambda b, h, c: self.turn_rest(b, h, self.columns * c, self.panels, (b, h, c), self.columns),
+                tag="keys",
+            )
+
+    def _tile(self, b: Dim, h: Dim, t: Dim) -> None:
+        p = self.problem
+        first = self.tile * t
+        stop = least("stop", first + self.tile, p.queries)
+        sight = self.sight(b)
+        self.alloc_scores()
+        self.alloc_weights()
+        self.q = alloc("q.tile", f32, self.tile, p.width)
+        self.values = alloc("values", f32, self.tile, p.value_width)
+        self.most_so_far, self.sums_so_far = alloc("most.so.far", f32, self.tile), alloc("sums.so.far", f32, self.tile)
+        self.start(self.most_so_far, self.sums_so_far, self.values, self.tile)
+
+        def scaled(i: Dim) -> None:
+            store(mulf(load(p.q, b, h, i, (0, p.width)), self.scale), self.q, i - first, (0, p.width))
+
+        loop("i", first, stop, 1, scaled)
+        loop("i", stop, first + self.tile, 1, lambda i: store(filled(self.zero, p.width), self.q, i - first, (0, p.width)))
+        end = least("end", *sight.end(stop - 1))
+        loop("block", 0, end, KEYS, lambda block: self._block(b, h, first, stop, block, sight), tag="keys.block")
+
+        def finished(i: Dim) -> None:
+            self.finish(self.sums_so_far, self.values, i - first, lambda row: store(row, p.out, b, h, i, (0, p.value_width)))
+
+        loop("i", first, stop, 1, finished)
+
+    def _block(self, b: Dim, h: Dim, first: Dim, stop: Dim, block: Dim, sight: Sight) -> None:
+        """One block of keys, for those rows of the tile that see any of it."""
+        begin: Dim = 0
+        if sight.shift is not None:
+            begin = self.rows * most("begin", floordiv(block - sight.shift + 1 - first, self.rows), 0)
+        loop("row", begin, stop - first, self.rows, lambda row: self._rows(b, h, first, row, block, sight))
+
+    def _rows(self, b: Dim, h: Dim, first: Dim, row: Dim, block: Dim, sight: Sight) -> None:
+        p, query = self.problem, first + row
+        end = least("rows.end", *sight.end(query + (self.rows - 1)))
+        count = most("count", least("at.most", end - block, KEYS), 0)
+        key_head = floordiv(h, p.group)
+
+        def panel(at: Dim, d: Dim, width: int) -> Value:
+            lane = 0 if width == self.columns else mod(at, self.columns)
+            return load(self.panels, b, key_head, floordiv(block + at, self.columns), d, (lane, width))
+
+        half = self.columns // 2
+        if half < LANES:
+            self.products(self.q, row, panel, 0, count, self.columns)
+        else:  # the last half of a panel is not needed everywhere
+            wide = self.columns * floordiv(count + (half - 1), self.columns)
+            self.products(self.q, row, panel, 0, wide, self.columns)
+            self.products(self.q, row, panel, wide, count, half)
+        self.apply_mask(b, block, count, lambda r: (h, least("query", query + r, p.queries - 1)), alike=True)
+        self.hide(sight, query, block, count)
+        self.exponentials(count)
+        self.join_sums(self.most_so_far, self.sums_so_far, row, load(self.most, (0, self.rows)), load(self.sums, (0, self.rows)))
+        self.weighted(b, key_head, block, count, self.columns, lambda o, c, n: self.join_values(self.values, row, o, c, n))
+
+
+def _padded(size: int) -> int:
+    """Numbers in whole lines of memory, which no two threads write; what a block has is a multiple of ``KEYS`` bytes then."""
+    return -(-size // 32) * 32
+
+
+class Decode(Nests):
+    """Few queries: all that share a key head at once, every block of keys by itself, and then what joins the blocks."""
+
+    def __init__(self, problem: Problem, rows: int, columns: int) -> None:
+        steps = problem.queries
+        assert isinstance(steps, int)
+        count = problem.group * steps
+        area = rows * columns
+        while 2 * columns <= KEYS and 4 * count * columns <= area:  # fewer rows, wider blocks: as many sums at a time
+            columns *= 2
+        super().__init__(problem, count, columns, [n % steps for n in range(count)])
+        self.steps = steps
+        shape = problem.batch, problem.key_heads, count
+        self.q = reshaped(problem.q, *shape, problem.width)
+        self.out = reshaped(problem.out, *shape, problem.value_width)
+
+    def build(self) -> None:
+        """Builds everything."""
+        p, blocks = self.problem, ceildiv(self.problem.keys, KEYS)
+        places = p.batch, p.key_heads, blocks
+        self.all_most, self.all_sums = (alloc(name, f32, *places, _padded(self.rows)) for name in ("all.most", "all.sums"))
+        self.all_values = alloc("all.values", f32, *places, self.rows, _padded(p.value_width))
+        parallel([("b", 0, p.batch), ("h", 0, p.key_heads), ("n", 0, blocks)], self._block, tag="keys.block")
+        parallel([("b", 0, p.batch), ("h", 0, p.key_heads)], self._join, tag="query")
+
+    def _block(self, b: Dim, h: Dim, n: Dim) -> None:
+        p, block = self.problem, KEYS * n
+        sight = self.sight(b)
+        self.alloc_scores()
+        q, panel = alloc("q.tile", f32, self.rows, p.width), alloc("keys.panel", f32, p.width, self.columns)
+        store(mulf(load(self.q, b, h, (0, self.rows), (0, p.width)), self.scale), q, (0, self.rows), (0, p.width))
+        count = most("count", least("at.most", *(e - block for e in sight.end(self.steps - 1)), KEYS), 0)
+
+        def prepare(at: Dim) -> None:
+            first = block + at
+            if isinstance(p.keys, int) and p.keys % self.columns == 0:
+                self.turn(b, h, first, panel, (), self.columns)
+                return
+            left = index_value("apply", p.keys - first, name="left")
+            whole = cmpi(left, index_value("apply", self.columns, name="columns"), predicate="ge")
+            choose(
+                whole,
+                lambda: self.turn(b, h, first, panel, (), self.columns),
+                lambda: self.turn_rest(b, h, first, panel, (), self.columns),
+            )
+
+        self.products(q, 0, lambda at, d, width: load(panel, d, (0, width)), 0, count, self.columns, prepare)
+        alike = p.group == 1
+        self.apply_mask(b, block, count, lambda r: (p.group * h + floordiv(r, self.steps), mod(r, self.steps)), alike)
+        self.hide(sight, 0, block, count)
+        self.exponentials(count)
+        for source, target in ((self.most, self.all_most), (self.sums, self.all_sums)):
+            store(load(source, (0, self.rows)), target, b, h, n, (0, self.rows))
+        self.weighted(b, h, block, count, self.columns, lambda o, c, size: store(o, self.all_values, b, h, n, (0, self.rows), (c, size)))
+
+    def _join(self, b: Dim, h: Dim) -> None:
+        p = self.problem
+        self.alloc_weights()
+        most_so_far, sums_so_far = alloc("most.so.far", f32, self.rows), alloc("sums.so.far", f32, self.rows)
+        values = alloc("values", f32, self.rows, p.value_width)
+        self.start(most_so_far, sums_so_far, values, self.rows)
+
+        def join(n: Dim) -> None:
+            largest, sums = (load(x, b, h, n, (0, self.rows)) for x in (self.all_most, self.all_sums))
+            self.join_sums(most_so_far, sums_so_far, 0, largest, sums)
+            self.join_values(values, 0, load(self.all_values, b, h, n, (0, self.rows), (0, p.value_width)), 0, p.value_width)
+
+        loop("n", 0, ceildiv(p.keys, KEYS), 1, join, tag="keys.block")
+        loop("row", 0, self.rows, 1, lambda r: self.finish(sums_so_far, values, r, lambda row: store(row, self.out, b, h, r, (0, p.value_width))))

@@ -1,0 +1,155 @@
+"""Pass ``lower-attention``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from dialects.graph.attention import scale_factor
+from dialects.memref import from_tensor, to_tensor
+from ir.builder import Builder
+from ir.core import Module, Operation, Trivia, Value
+from ir.dims import Dim
+from ir.rewriter import walk_graphs
+from ir.types import MemRefType, TensorType, f32
+from passes.graph._attention import group_of, is_plain, is_tiled
+from passes.infra.base import Pass, PassContext
+from passes.loops._attention import KEYS, LANES, Decode, Nests, Prefill, Problem
+from passes.loops._blocks import alloc, reshaped
+from passes.loops._memory import alias, all_accesses, memory_of
+
+
+@dataclass(frozen=True)
+class LowerAttention(Pass):
+    """Turns attention into loops over tiles of queries and blocks of keys, on n-d vectors: no matrix of scores is ever whole.
+
+    Before::
+
+        graph @main(%q: f32[1, 4, S, 32], %k: f32[1, 2, T, 32], %v: f32[1, 2, T, 32]) -> f32[1, 4, S, 32] {
+          %o = attention(%q, %k, %v)
+          return %o
+        }
+
+    After (what a tile does with a block of keys)::
+
+        scf.for(%block = 0 to T step 128, tag="keys.block") {
+          scf.for(%row = 0 to %stop-48*%t step 12) {
+            ...
+            scf.for(%p = 0 to 32*((%count+15) floordiv 32) step 32) {
+              %o.broadcast = vector.broadcast(%zero) : vector<f32[12, 32]>
+              %o.for = scf.for(%d = 0 to 32, %acc = %o.broadcast) {
+                %o.load = vector.load(%q.tile[%row:+12, %d]) : vector<f32[12, 1]>
+                %o.load.1 = vector.load(%keys.panels[%b, %h floordiv 2, %block floordiv 32 + %p floordiv 32, %d, 0:+32]) : vector<f32[32]>
+                %o.fma = math.fma(%o.load, %o.load.1, %acc) : vector<f32[12, 32]>
+                yield %o.fma
+              } : vector<f32[12, 32]>
+              vector.store(%o.for, %scores[0:+12, %p:+32])
+              yield
+            }
+            ...
+
+    Queries that are few (no more than ``rows`` rows share a key head) are not tiled: every block of keys is worked on by itself, and
+    then the blocks are joined.  Either way the results have the same bits, which depend neither on ``rows``, ``columns`` and ``queries``
+    nor on threads (see docs/attention.md).
+
+    Lowered are attentions of f32 whose heads, widths and ratio of heads are known, in the graph's own block, after ``decompose`` has put
+    past keys in front of the others.  The operation stands between ``memref.to_tensor`` and ``memref.from_tensor`` then; where nothing
+    has written the buffers meanwhile, they are used themselves.
+    """
+
+    preserves: ClassVar[Literal["bits", "values"]] = "values"
+    keeps_types: ClassVar[bool] = True
+
+    rows: int = 12
+    """queries that are worked on at a time"""
+    columns: int = 32
+    """keys or values that are worked on at a time with them, in registers: 16, 32, 64 or 128"""
+    queries: int = 48
+    """queries of a tile, which goes through the keys"""
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.queries < 1:
+            raise ValueError("rows and queries: expected 1 or more")
+        if self.columns < LANES or KEYS % self.columns or self.columns % LANES:
+            raise ValueError(f"columns: expected {LANES}, {2 * LANES}, {4 * LANES} or {KEYS}")
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        changed = False
+        for graph in walk_graphs(module):
+            for op in [o for o in graph.block if o.name == "graph.attention"]:
+                if is_tiled(op) and is_plain(op):
+                    form = self._lower(op)
+                    context.count(f"attention {form}")
+                    changed = True
+        return changed
+
+    def _lower(self, op: Operation) -> str:
+        result = op.result
+        assert isinstance(result.type, TensorType)
+        with Builder.before_op(op) as builder:
+            out = alloc(f"{result.name}.buffer", f32, *result.type.shape)
+            problem = _problem(op, out)
+            steps = problem.queries
+            few = isinstance(steps, int) and problem.group * steps <= self.rows
+            nests: Nests = Decode(problem, self.rows, self.columns) if few else Prefill(problem, self.rows, self.columns, self.queries)
+            nests.build()
+            tensor: Value = to_tensor(out)
+            first = builder.created[0]
+        if op.trivia is not None:
+            first.trivia = Trivia(op.trivia.blank_before, op.trivia.detached, op.trivia.leading, op.trivia.trailing)
+            op.trivia = None
+        _replace(op, out, tensor)
+        return "of few queries" if few else "in tiles"
+
+
+def _problem(op: Operation, out: Value) -> Problem:
+    q, k, v = (op.operand(name) for name in "qkv")
+    assert q is not None and k is not None and v is not None and isinstance(q.type, TensorType)
+    group, scale, mask, length = group_of(op), op.attribute("scale"), op.operand("mask"), op.operand("length")
+    assert group is not None and isinstance(q.type.shape[-1], int)
+    factor = scale_factor(scale if isinstance(scale, float) else None, q.type.shape[-1], f32)
+    return Problem(
+        q=_of_rank(_buffer(op, q), 4), k=_of_rank(_buffer(op, k), 4), v=_of_rank(_buffer(op, v), 4), out=_of_rank(out, 4),
+        group=group, scale=factor, causal=bool(op.attribute("causal")),
+        mask=None if mask is None else _of_rank(_buffer(op, mask), 4), length=None if length is None else _of_rank(_buffer(op, length), 1),
+    )  # fmt: skip
+
+
+def _of_rank(buffer: Value, rank: int) -> Value:
+    """The buffer with dimensions of size 1 in front."""
+    assert isinstance(buffer.type, MemRefType)
+    shape: tuple[Dim, ...] = buffer.type.shape
+    return reshaped(buffer, *((1,) * (rank - len(shape)) + shape))
+
+
+def _buffer(op: Operation, tensor: Value) -> Value:
+    """The buffer that a tensor was taken out of, when nothing has written it since; else the tensor as a buffer."""
+    source = tensor.defining_op
+    if source is not None and source.definition is to_tensor and source.block is op.block:
+        buffer = source.operands[0]
+        memory, between, at = memory_of(buffer), [], source.next
+        while at is not None and at is not op:
+            between.append(at)
+            at = at.next
+        if at is op and not any(a.writes and alias(a.memory, memory) != "never" for a in all_accesses(between)):
+            return buffer
+    return from_tensor(tensor)  # type: ignore[no-any-return]
+
+
+def _replace(op: Operation, out: Value, tensor: Value) -> None:
+    """Puts a buffer in the place of an operation's result; tensors that nobody reads any more go."""
+    for user in list(op.result.users):
+        if user.definition is from_tensor and user.block is op.block:
+            user.result.replace_all_uses_with(out)
+            user.erase()
+    operands = list(dict.fromkeys(op.operands))
+    name = op.result.name
+    op.result.replace_all_uses_with(tensor)
+    graph = op.graph
+    op.erase()
+    assert graph is not None
+    graph.rename(tensor, name)
+    for value in (tensor, *operands):
+        source = value.defining_op
+        if source is not None and source.definition is to_tensor and not value.has_uses:
+            source.erase()
