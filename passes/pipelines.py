@@ -10,7 +10,9 @@ from passes.infra.base import Pass
 from passes.infra.pipeline import parse_pipeline
 
 _LINALG = (
-    "decompose{keep=[sigmoid, silu, gelu, softmax, log_softmax]}",
+    "merge-products",
+    "decompose{keep=[sigmoid, silu, gelu, softmax, log_softmax, attention]}",
+    "cse",
     "hoist-to-init",
     "lower-to-linalg",
     "fuse",
@@ -42,6 +44,8 @@ _LOOPS = (
     "tile{loop=col, size=$row}",
     "peel{loop=col.tile, sizes=[$lanes]}",
     "vectorize{loops=[col]}",
+    # attention, which is an operation up to here: as many sums at a time as a block of products
+    "lower-attention{rows=$queries, columns=$keys}",
     # memory, several rows at once, threads, machine vectors
     "plan-memory",
     "unroll-jam{by=$rows}",
@@ -65,13 +69,16 @@ class Target:
         A sum of 16 lanes is several registers, which do not wait for each other, where registers hold less: then fewer rows at once do.
         """
         vectors = 3 if self.registers >= 32 else 2
+        area, keys = self.registers * 3 // 4 * self.lanes, max(16, 2 * self.lanes)
         shape = {
             "lanes": self.lanes,
             "row": 4 * self.lanes,
             "rows": max(2, self.lanes // 4),
             "columns": [n * self.lanes for n in (vectors, vectors + 1, vectors)],
             "columns_left": [n * self.lanes for n in range(vectors - 1, 0, -1)],
-            "area": self.registers * 3 // 4 * self.lanes,
+            "area": area,
+            "queries": area // keys,
+            "keys": keys,
         }
         return [Template(p).substitute(shape) for p in _LOOPS]
 
