@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from codegen.llvm.integers import facts
-from codegen.llvm.polynomials import Poly, as_number
+from codegen.llvm.polynomials import Poly, as_number, constant
 from codegen.llvm.types import llvm_type
 from codegen.llvm.writer import Writer, emits
 from ir.core import Block, Operation, Value
@@ -58,15 +58,33 @@ def _parallel(w: Writer, op: Operation) -> None:
 
 
 def shared(w: Writer, op: Operation) -> None:
-    """A parallel loop of which every thread takes a contiguous piece of the first range."""
+    """A parallel loop of which every thread takes a contiguous piece: of the first range, or of all combinations when there are several."""
     ranges = [a for a in layout_of(op) if isinstance(a, RangeArg)]
     all_bounds = [bounds_of(w, op, r) for r in ranges]
-    start, stop, step = (w.integer(b) for b in all_bounds[0])
-    # rounds = max(0, ceil((stop - start) / step)), unsigned since the difference of two i64 may be large
+    rounds = [_rounds(w, bounds) for bounds in all_bounds]
+    total = rounds[0]
+    for count in rounds[1:]:
+        total = w.set(f"mul i64 {total}, {count}")
+    first, last = _share(w, total)
+    if len(ranges) > 1:
+        _combinations(w, op, all_bounds, rounds, first, last)
+        return
+    start, _, step = (w.integer(b) for b in all_bounds[0])
+    places = [_as_poly(w, op, w.set(f"add i64 {start}, {w.set(f'mul i64 {r}, {step}')}")) for r in (first, last)]
+    _nest(w, op, all_bounds, (places[0], places[1], all_bounds[0][2]))
+
+
+def _rounds(w: Writer, bounds: tuple[Poly, Poly, Poly]) -> str:
+    """max(0, ceil((stop - start) / step)), unsigned since the difference of two i64 may be large."""
+    start, stop, step = (w.integer(b) for b in bounds)
     distance = w.set(f"sub i64 {stop}, {start}")
     some = w.set(f"icmp slt i64 {start}, {stop}")
     less = w.set(f"udiv i64 {w.set(f'sub i64 {distance}, 1')}, {step}")
-    rounds = w.set(f"select i1 {some}, i64 {w.set(f'add i64 {less}, 1')}, i64 0")
+    return w.set(f"select i1 {some}, i64 {w.set(f'add i64 {less}, 1')}, i64 0")
+
+
+def _share(w: Writer, rounds: str) -> tuple[str, str]:
+    """The first of this thread's rounds, and the one behind its last."""
     share = w.set(f"udiv i64 {rounds}, %threads")
     more = w.set(f"urem i64 {rounds}, %threads")
     mine = w.set(f"mul i64 {share}, %thread")
@@ -74,14 +92,33 @@ def shared(w: Writer, op: Operation) -> None:
     shift = w.set(f"select i1 {extra}, i64 %thread, i64 {more}")
     first = w.set(f"add i64 {mine}, {shift}")
     count = w.set(f"add i64 {share}, {w.set(f'zext i1 {extra} to i64')}")
-    last = w.set(f"add i64 {first}, {count}")
-    names = [w.set(f"add i64 {start}, {w.set(f'mul i64 {r}, {step}')}") for r in (first, last)]
-    polys = []
-    for name in names:  # registers as values of the index arithmetic
-        value = Value("", ScalarType(index), op, 0)
-        w.names[value] = name
-        polys.append(w.space.value(value))
-    _nest(w, op, all_bounds, (polys[0], polys[1], all_bounds[0][2]))
+    return first, w.set(f"add i64 {first}, {count}")
+
+
+def _as_poly(w: Writer, op: Operation, register: str) -> Poly:
+    """A register as a value of the index arithmetic."""
+    value = Value("", ScalarType(index), op, 0)
+    w.names[value] = register
+    return w.space.value(value)
+
+
+def _combinations(w: Writer, op: Operation, all_bounds: Sequence[tuple[Poly, Poly, Poly]], rounds: Sequence[str], first: str, last: str) -> None:
+    """The combinations ``first`` to ``last`` of several ranges, the last one fastest, in one loop."""
+    block = op.regions[0].block
+    number = Value("", ScalarType(index), op, 0)
+
+    def body() -> Sequence[str]:
+        left = w.name(number)
+        for variable, bounds, count in reversed(list(zip(block.arguments, all_bounds, rounds, strict=True))):
+            start, _, step = (w.integer(b) for b in bounds)
+            at = w.set(f"urem i64 {left}, {count}")
+            left = w.set(f"udiv i64 {left}, {count}")
+            w.space.counter(variable, *bounds)
+            w.names[variable] = w.set(f"add i64 {start}, {w.set(f'mul i64 {at}, {step}')}")
+        w.run(block)
+        return []
+
+    w.loop(number, (_as_poly(w, op, first), _as_poly(w, op, last), constant(1)), [], body, watched=True)
 
 
 def _nest(w: Writer, op: Operation, all_bounds: Sequence[tuple[Poly, Poly, Poly]], first: tuple[Poly, Poly, Poly] | None) -> None:

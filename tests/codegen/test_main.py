@@ -217,6 +217,23 @@ def test_shares_of_a_loop() -> None:
             check(module, np.zeros((size + 3, 2), np.int64), np.array(3), threads=(1, 2, 3, 40), native=native)
 
 
+def test_shares_of_several_ranges() -> None:
+    """Threads share all combinations, so the first range may be short."""
+    few, steps, none = "%i = 0 to 1, %j = 0 to N, %k = 0 to 2", "%i = 0 to 3 step 2, %j = 2 to N step 3, %k = 0 to 2", "%i = 0 to 3, %j = N to 0, %k = 1 to 2"
+    for ranges in (few, steps, none):
+        body = f"""
+        scf.parallel({ranges}, mapping="threads") {{
+          %a = memref.load(%C[%i, %j, %k]) : index
+          %b = arith.addi(%a, %j) : index
+          memref.store(%b, %C[%i, %j, %k])
+          yield
+        }}"""
+        module = main_program("%C: memref<index[3, N, 2]>", body)
+        native = NativeGraph(module, module.main)
+        for size in SIZES:
+            check(module, np.arange(6 * size).reshape(3, size, 2), threads=(1, 2, 3, 40), native=native)
+
+
 def test_names_are_mangled() -> None:
     assert mangled("main") == "g_main" and mangled("a.b") != mangled("a_b")
     assert len(mangled("x" * 500)) < 80 and mangled("\u00e9\"") .isascii()
