@@ -11,10 +11,11 @@ import ctypes
 import platform
 import sys
 
-BUSY, WORKERS, SPARE, DONE, LAST, SPINS, FEW_SPINS, SPIN_TIME, HOT = 48, 52, 56, 64, 72, 80, 84, 88, 96
+BUSY, WORKERS, SPARE, DONE, LAST, SPINS, FEW_SPINS, SPIN_TIME, HOT, WANTED = 48, 52, 56, 64, 72, 80, 84, 88, 96, 100
 """Whether a run uses the workers, how many there are, a processor that none of them has (-1: not known), how many are done with
 the job (i32 each); when the last run ended (i64, nanoseconds); how often a worker looks for a job before it sleeps, when runs follow
-each other closely and when they don't (i32 each), how long the former takes (i64, nanoseconds); whether they do (i32)."""
+each other closely and when they don't (i32 each), how long the former takes (i64, nanoseconds); whether they do, and
+whether a run goes on without the workers that are not up yet, though others may follow (i32 each)."""
 
 BOXES, BOX_BYTES = 128, 64
 BOX_SLEEPS, BOX_PROCESSOR, BOX_THREAD = 4, 8, 12
@@ -81,6 +82,7 @@ entry:
   %many_place = getelementptr i8, ptr %pool, i64 80
   %few_place = getelementptr i8, ptr %pool, i64 84
   %hot_place = getelementptr i8, ptr %pool, i64 96
+  %wanted_place = getelementptr i8, ptr %pool, i64 100
   br label %wait
 
 wait:
@@ -101,7 +103,10 @@ spin:
   br i1 %new, label %go, label %still
 
 still:
-  %next = add i32 %round, 1
+  %wanted = load atomic i32, ptr %wanted_place monotonic, align 4
+  %counts = icmp eq i32 %wanted, 0
+  %more = add i32 %round, 1
+  %next = select i1 %counts, i32 %more, i32 0
   %tired = icmp sgt i32 %next, %spins
   br i1 %tired, label %sleep, label %again
 
@@ -315,8 +320,8 @@ rise:
   call void @rouse(ptr %pool, i64 %threads)
   %doubled = fmul double LARGE, 2.0
   %times = fdiv double %work, %doubled
-  %few = fcmp olt double %times, 16.0
-  %wait_times = select i1 %few, double %times, double 16.0
+  %few = fcmp olt double %times, 64.0
+  %wait_times = select i1 %few, double %times, double 64.0
   %per_time = sitofp i32 %spins to double
   %wait_spins = fmul double %wait_times, %per_time
   %limit = fptosi double %wait_spins to i32
@@ -332,19 +337,21 @@ wait_on:
   %out_of_time = icmp sgt i32 %looks, %limit
   br i1 %out_of_time, label %busy, label %look_again
 busy:
-  %status0 = call i32 %function(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 0, i64 1)
-  %ended0 = call i64 @now()
-  store i64 %ended0, ptr %last_place, align 8
-  ret i32 %status0
+  br label %alone
 
 hurry:
   ; Waking takes longer than what it would save.  But when such runs follow each other closely the workers should be awake.
-  %status1 = call i32 %function(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 0, i64 1)
-  br i1 %soon, label %awaken, label %single
+  br i1 %soon, label %awaken, label %alone
 awaken:
   call void @rouse(ptr %pool, i64 %threads)
-  br label %single
-single:
+  br label %alone
+
+alone:
+  ; Who comes too late for this run is in time for the next one.
+  %wanted_place = getelementptr i8, ptr %pool, i64 100
+  store atomic i32 %hot, ptr %wanted_place monotonic, align 4
+  %status1 = call i32 %function(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 0, i64 1)
+  store atomic i32 0, ptr %wanted_place monotonic, align 4
   %ended1 = call i64 @now()
   store i64 %ended1, ptr %last_place, align 8
   ret i32 %status1
