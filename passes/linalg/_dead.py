@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ir.core import Graph, Operation, Value
+from ir.layout import BindArg, layout_of
 from ir.rewriter import is_pure
 from passes.infra.base import PassContext
 from passes.linalg._fusion import Nest, aliases, has_effects_beside_memory, root, set_bindings, users_of_memory, written_memory
@@ -26,10 +27,13 @@ def only_writes(op: Operation, buffer: Value) -> bool:
     memory = root(buffer)
     if op.name != "linalg.generic":
         return False
-    nest = Nest(op)
-    if any(root(r.buffer) is memory for r in nest.reads):
-        return False
-    return all(root(o.buffer) is not memory or not o.argument.has_uses for o in nest.outputs)
+    bindings = [a.source for a in layout_of(op) if isinstance(a, BindArg)]
+    terminator = op.regions[0].block.terminator
+    first = len(bindings) - (len(terminator.operand_uses) if terminator is not None else 0)
+    for position, (binding, argument) in enumerate(zip(bindings, op.regions[0].block.arguments, strict=True)):
+        if root(op.operand_uses[binding.position].value) is memory and (position < first or argument.has_uses):
+            return False
+    return True
 
 
 def drop_output(op: Operation, buffer: Value) -> None:

@@ -77,7 +77,9 @@ class Nest:
 
 def is_nest(op: Operation) -> bool:
     """Whether the operation is a nest whose rounds may run in any order."""
-    return op.name == "linalg.generic" and not any(isinstance(a, LoopDim) and a.reduce for a in layout_of(op))
+    if op.name != "linalg.generic":
+        return False
+    return not any(a.reduce for a in layout_of(op) if isinstance(a, LoopDim))
 
 
 def root(buffer: Value) -> Value:

@@ -125,6 +125,7 @@ def _used_between(nests: Nests, producer: Nest, consumer: Operation) -> Blocker 
 
 def _join(nests: Nests, producer: Nest, nest: Nest, names: dict[str, str]) -> Operation:
     """One nest in the consumer's place, in the order of the producer's loops if that sums up products, else of the consumer's."""
+    nests.disturb(producer.op, nest.op, [root(o.buffer) for o in producer.outputs])
     keep_first = nests.facts(producer.op).contraction
     larger = producer if nests.facts(producer.op).size > nests.facts(nest.op).size else nest
     dims = _shared_dims(producer, nest, names, keep_first, larger)

@@ -96,6 +96,8 @@ class Nests:
     """steps by the memory that they write"""
     read_once: set[Value] = field(default_factory=set)
     """memory of which every reader reads each element once"""
+    touched: dict[Operation, None] = field(default_factory=dict)
+    """nests that may be joined with others now: what kept them apart may be gone"""
     _facts: dict[Operation, Facts] = field(default_factory=dict)
     _views: dict[Operation, Nest] = field(default_factory=dict)
     _memory: dict[Value, Memory] = field(default_factory=dict)
@@ -162,11 +164,11 @@ class Nests:
             facts.stores |= inner.name == "memref.store"
             facts.indices |= inner.name == "linalg.index"
             facts.loops |= bool(inner.regions) and inner is not op
-            found = accesses(inner)
+            found = [buffer for buffer, _ in self._places(inner)]
             if found or inner.name in NESTS:
                 facts.accessing.append(inner)
-            for access in found:
-                memory = root(access.buffer)
+            for buffer in found:
+                memory = root(buffer)
                 counts[memory] = counts.get(memory, 0) + 1
             if inner.name == "linalg.generic":
                 for output in self.view(inner).outputs:
@@ -196,8 +198,14 @@ class Nests:
     def accesses(self, op: Operation) -> Iterator[tuple[Value, Indices]]:
         """Every element access inside an operation: buffer and indices, in value form."""
         for inner in self.facts(op).accessing:
-            for access in accesses(inner):
-                yield access.buffer, tuple(i.expr for i in access.indices)
+            yield from self._places(inner)
+
+    def _places(self, op: Operation) -> list[tuple[Value, Indices]]:
+        """The accesses of one operation."""
+        if op.name in NESTS:
+            nest = self.view(op)
+            return [*((r.buffer, r.indices) for r in nest.reads), *((o.buffer, o.indices) for o in nest.outputs)]
+        return [(a.buffer, tuple(i.expr for i in a.indices)) for a in accesses(op)]
 
     def is_before(self, first: Operation, last: Operation) -> bool:
         """Whether one operation of the graph's own block stands before another."""
@@ -327,6 +335,23 @@ class Nests:
         )
         self._leave(nest, gone)
         self._enter(nest)
+
+    def disturb(self, producer: Operation, consumer: Operation, memory: Iterable[Value]) -> None:
+        """Notes the nests for which something may be different once the consumer has what the producer makes in some memory.
+
+        Other readers of it may be its only ones then; and the producer no longer stands where it did, between others that share
+        memory with it.
+        """
+        for value in memory:
+            self.touched.update((u, None) for u in self.users[value] if is_nest(u))
+        start, stop = self.position[producer], self.position[consumer]
+        for value in self.facts(producer).reads:
+            if value in self.writers:
+                self.touched.update((u, None) for u in self.users[value] if start < self.position[u] < stop and is_nest(u))
+
+    def in_order(self, ops: Iterable[Operation]) -> list[Operation]:
+        """Operations that are still there, as they stand."""
+        return sorted((op for op in ops if op.block is not None), key=self.position.__getitem__)
 
     def replaced(self, producer: Operation, consumer: Operation, nest: Operation) -> None:
         """Says that a new nest stands for two, in the place of the consumer."""

@@ -150,6 +150,8 @@ def _single_name(expr: Dim) -> str | None:
 def _repeat(nests: Nests, producer: Nest, nest: Nest, read: Read, consumer: Operation, rule: Rule) -> None:
     output = output_to(producer, read.buffer)
     assert output is not None
+    memory = root(output.buffer)
+    nests.disturb(producer.op, consumer, [memory])
     places = _places(output.indices, read.indices)
     mapping: dict[Value, Value] = {}
     added = []
@@ -173,7 +175,6 @@ def _repeat(nests: Nests, producer: Nest, nest: Nest, read: Read, consumer: Oper
     place_dims(clones, places)
     nests.changed(consumer)
     nests.members[consumer].update(nests.members[producer.op])
-    memory = root(output.buffer)
     nests.note(rule, [memory], consumer)
     if set(nests.users[memory]) == {producer.op}:
         producer.op.erase()

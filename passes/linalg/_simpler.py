@@ -9,7 +9,7 @@ import numpy as np
 from dialects.arith.constant import constant
 from ir.attributes import Dense
 from ir.builder import Builder
-from ir.core import Graph
+from ir.core import Graph, Operation
 from ir.dims import Dim, exact_div
 from ir.layout import LAYOUT, LoopDim, layout_of
 from ir.rewriter import move_before
@@ -44,19 +44,19 @@ def drop_unit_dims(graph: Graph, context: PassContext) -> None:
     for top in list(graph.block):
         if top.name != "linalg.generic":
             continue
-        for nest in list(nested_nests(top)):
-            units = [d.name for d in nest.dims if d.bound == 1]
+        for inner in [o for o in top.walk() if LAYOUT in o.attributes]:
+            units = [a.name for a in layout_of(inner) if isinstance(a, LoopDim) and a.bound == 1]
             if not units:
                 continue
-            for op in list(nest.op.walk()):
+            for op in list(inner.walk()):
                 if op.name == "linalg.index" and op.attributes["dim"] in units:
                     with Builder.before_op(op):
                         op.results[0].replace_all_uses_with(constant(Dense(np.array(0, np.int64), index)))
                     op.erase()
-            layout = [a for a in layout_of(nest.op) if not (isinstance(a, LoopDim) and a.name in units)]
-            nest.op.set_attribute(LAYOUT, tuple(layout))  # type: ignore[arg-type]
+            layout = [a for a in layout_of(inner) if not (isinstance(a, LoopDim) and a.name in units)]
+            inner.set_attribute(LAYOUT, tuple(layout))  # type: ignore[arg-type]
             zeros: dict[str, Dim] = dict.fromkeys(units, 0)
-            for op in nest.op.walk():
+            for op in inner.walk():
                 if LAYOUT in op.attributes:
                     op.set_attribute(LAYOUT, substitute_attribute(op.attributes[LAYOUT], zeros))
             context.count("loops of one round dropped", len(units))
@@ -70,11 +70,15 @@ def through_reshapes(graph: Graph, context: PassContext) -> None:
     for top in list(graph.block):
         if top.name != "linalg.generic":
             continue
-        for nest in list(nested_nests(top)):
+        for nest in list(nested_nests(top)) if _meets_reshapes(top) else ():
             reads = [_through_reshape(r) for r in nest.reads]
             if any(a is not b for a, b in zip(reads, nest.reads, strict=True)):
                 set_bindings(nest.op, reads, nest.outputs)
                 context.count("reads through reshapes")
+
+
+def _meets_reshapes(top: Operation) -> bool:
+    return any((made := v.defining_op) is not None and made.name == "memref.reshape" for op in top.walk() for v in op.operands)
 
 
 def _through_reshape(read: Read) -> Read:

@@ -101,12 +101,13 @@ def _fuse_graph(graph: Graph, context: PassContext) -> bool:
     nests = Nests(graph)
     sink_tensors(nests, context)
     for stage in Stage:
-        again = True
-        while again:
-            again = False
-            for op in list(graph.block):
-                if op.block is not None and is_nest(op):
-                    again |= _into(nests, op, context, stage)
+        pending = [op for op in graph.block if is_nest(op)]
+        while pending:
+            nests.touched.clear()
+            for op in pending:
+                if op.block is not None:
+                    _into(nests, op, context, stage)
+            pending = nests.in_order(nests.touched)
     join_rows(nests, context)
     remove_dead_buffers(graph, context)
     if context.decisions is not None:
@@ -115,9 +116,8 @@ def _fuse_graph(graph: Graph, context: PassContext) -> bool:
     return context.statistics != before
 
 
-def _into(nests: Nests, consumer: Operation, context: PassContext, stage: Stage) -> bool:
-    """Joins everything that can be with a nest that reads it; returns whether anything was."""
-    changed = False
+def _into(nests: Nests, consumer: Operation, context: PassContext, stage: Stage) -> None:
+    """Joins everything that can be with a nest that reads it."""
     while True:
         joined = None if stage is Stage.MOVES else join_nests(nests, consumer, context, is_plain)
         if joined is None:
@@ -125,5 +125,5 @@ def _into(nests: Nests, consumer: Operation, context: PassContext, stage: Stage)
         if joined is None and stage is not Stage.MOVES:
             joined = join_nests(nests, consumer, context, has_one_reader if stage is Stage.OWN else None)
         if joined is None:
-            return changed
-        consumer, changed = joined, True
+            return
+        consumer = joined
