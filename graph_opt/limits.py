@@ -35,8 +35,10 @@ LEVELS = {"L2": 512 << 10, "L3": 24 << 20}
 """The largest working set, in bytes, that counts as held by a level; what is larger is in "DRAM"."""
 
 _MEMORY = 512 << 20  # samples of DRAM go through it window by window, so that no cache holds what is read next
-READ = {"L1": 16 << 10, "L2": 256 << 10, "L3": 16 << 20, "DRAM": 16 << 20}
-"""The bytes that a sample of each level reads; of L1 and L2 each thread reads so many."""
+READ = {"L1": 16 << 10, "L2": 256 << 10, "L3": 8 << 20, "DRAM": 16 << 20}
+"""The bytes that a sample of each level reads: of L1 and L2 each thread reads so many, of L3 and DRAM all together do."""
+
+_BEYOND_L2 = 4 << 20  # of L3 each thread reads so many at least
 
 _SECONDS = 1e-3  # of a sample
 
@@ -99,8 +101,9 @@ class Meter:
         peaks = {"f32": _Shape.of_host().flops, **{dot.dtype: dot.flops for dot in _dots()}}
         self._probes = [_Probe(dtype, f"peak_{dtype}", peaks[dtype], size) for dtype in self.dtypes]
         for level in self.levels:
-            shared = level in ("L3", "DRAM")
-            self._probes.append(_Probe(level, "read", size, READ[level] // (self.threads if shared else 1) // size * size))
+            share = READ[level] // (self.threads if level in ("L3", "DRAM") else 1)
+            nbytes = max(share, _BEYOND_L2) if level == "L3" else share
+            self._probes.append(_Probe(level, "read", size, nbytes // size * size))
         self._memory = _filled(_MEMORY if "DRAM" in self.levels else max(p.nbytes for p in self._probes) * self.threads)
         self._job = np.zeros(2, np.int64)
         self._state = aligned_bytes(64 * (self.threads + 1))
