@@ -23,7 +23,7 @@ _LOOPS = (
     "transpose-operands",
     "collapse",
     "lower-to-loops",
-    "tile{loop=n, size=$columns, outside=m, rounds=48}",
+    "tile{loop=n, size=$columns, outside=m, rounds=48, across=$lanes}",
     "tile{loop=m, size=8, area=$area}",
     "pack{stored_only=false, rows=32}",
     "hoist-to-init",
@@ -34,6 +34,7 @@ _LOOPS = (
     "vectorize{loops=[m, n]}",
     "vectorize{loops=[n.e]}",
     "vectorize{loops=[n]}",
+    "block-steps{loop=k, size=$lanes}",
     "prefetch{loop=k, ahead=8, across=n.tile}",
     # one loop of what goes through a row in the same order
     "fuse-loops{loop=[col, reduce], inside=row}",
@@ -41,8 +42,11 @@ _LOOPS = (
     # sums in order are exact to f32, those over neighbours are in 16 lanes; everything else in blocks of four registers
     "widen-sums",
     "split-reduction",
-    "tile{loop=col, size=$row}",
+    "tile{loop=cross, size=$lanes}",
+    "tile{loop=col, size=$row, outside=cross}",
+    "peel{loop=cross.tile, sizes=[]}",
     "peel{loop=col.tile, sizes=[$lanes]}",
+    "vectorize{loops=[cross, col]}",
     "vectorize{loops=[col]}",
     # attention, which is an operation up to here: as many sums at a time as a block of products
     "lower-attention{rows=$queries, columns=$keys}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ir.core import Operation
 from ir.dims import Dim, DimExpr, symbols_of
 from ir.layout import LoopDim
@@ -26,6 +28,8 @@ class Roles:
                 self._tags.update({(other.op, dim.name): "k" for dim in other.dims})
         for nest in nests:
             self._tag_other(nest)
+        if len(nests) == 1:
+            self._tag_cross(nests[0])
 
     def order(self, op: Operation) -> list[LoopDim]:
         """The loop dimensions from the outermost to the innermost."""
@@ -67,9 +71,26 @@ class Roles:
                 tag = "col"
             self._tags[nest.op, dim.name] = tag
 
+    def _tag_cross(self, nest: Nest) -> None:
+        """``cross`` is the loop along which something is read by neighbours, while ``col`` goes across: the next one around that."""
+        order = self._order[nest.op]
+        if not order or self._tags[nest.op, order[-1].name] != "col":
+            return
+        column = order[-1].name
+        for dim in order[:-1]:
+            if any(r.indices and _has_unit(r.indices[-1], dim.name) and column in _symbols(r.indices[:-1]) for r in nest.reads):
+                self._tags[nest.op, dim.name] = "cross"
+                order.remove(dim)
+                order.insert(len(order) - 1, dim)
+                return
+
+
+def _symbols(indices: Iterable[Dim]) -> set[str]:
+    return {n for e in indices for n in symbols_of(e)}
+
 
 def _mentioned(nest: Nest, read: int) -> set[str]:
-    return {n for e in nest.reads[read].indices for n in symbols_of(e)}
+    return _symbols(nest.reads[read].indices)
 
 
 def _columns_last(nest: Nest) -> list[LoopDim]:

@@ -12,11 +12,13 @@ from ir.layout import RangeArg
 from ir.rewriter import is_pure, walk_graphs
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import (
+    accesses,
     body,
     create_loop,
     depends_on,
     end_loop,
     initial_values,
+    is_loop,
     loops_tagged,
     minimum_terms,
     move_into,
@@ -30,6 +32,7 @@ from passes.loops._loops import (
     value_symbol,
     variable,
 )
+from passes.loops._panels import stored_tensor
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class Tile(Pass):
     ``rounds=48`` leaves the choice among several sizes to loops that are known to have so many rounds of the loop
     ``outside``; for others the last size is taken.  Wide tiles have few rows, and read what they share more often.
 
+    ``across=16`` is the size for loops that read what is lines apart, each line along another loop, while there is no loop
+    ``outside`` that reads it again: few lines at a time are read well.  What is stored with the program does not count,
+    which ``pack`` puts in order.
+
     ``area`` limits the rounds of a tile together with those of the tiles around it, to what registers hold:
     ``tile{loop=m, size=8, area=384}`` takes 8 rows of 48 columns, and 6 of 64.
 
@@ -83,6 +90,8 @@ class Tile(Pass):
     """tag of the loop that the new one goes around; empty for the old one"""
     rounds: int = 0
     """of several sizes the last, unless the loop ``outside`` is known to have so many rounds"""
+    across: int = 0
+    """rounds of a tile that goes across lines; 0 for no difference"""
     area: int = 0
     """the most rounds of a tile together with the tiles around it; 0 for no limit"""
 
@@ -109,7 +118,8 @@ class Tile(Pass):
         if bounds is None or bounds.step != 1 or is_tile(loop, bounds, outer_tag):
             return False
         place = _place(loop, bounds, self.outside)
-        size = self._limited(loop, self._choose(bounds, place))
+        lines = self.across and tag_of(place) != self.outside and _reads_across(loop)
+        size = self._limited(loop, self.across if lines else self._choose(bounds, place))
         assert place.block is not None
         builder = Builder(place.block, place, loc=loop.loc)
         tiles = create_loop(
@@ -147,6 +157,19 @@ class Tile(Pass):
             around *= step if isinstance(step, int) else 1
             outer = parent_loop(outer)
         return max(1, min(size, self.area // around)) if self.area else size
+
+
+def _reads_across(loop: Operation) -> bool:
+    """Whether some load inside finds its elements one line apart, with the lines along a loop inside."""
+    at = variable(loop)
+    for op in loop.walk():
+        for access in accesses(op) if op.name == "memref.load" else ():
+            *outer, last = access.indices
+            along = any(depends_on(last.expr, [variable(inner)]) for inner in loop.walk() if inner is not loop and is_loop(inner))
+            if along and not depends_on(last.expr, [at]) and any(depends_on(i.expr, [at]) for i in outer):
+                if stored_tensor(access.buffer) is None:
+                    return True
+    return False
 
 
 def is_tile(loop: Operation, bounds: RangeArg, outer_tag: str) -> bool:

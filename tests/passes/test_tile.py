@@ -166,3 +166,15 @@ def test_rounds(rows: str, size: int) -> None:
     """A choice among sizes only where many rows are known."""
     after = optimize(matmul(rows, "64", "3"), "tile{loop=n, size=[48, 64, 48], outside=m, rounds=48}")
     assert f'step {size}, tag="n.tile"' in print_module(after)
+
+
+def test_across() -> None:
+    """Few lines at a time where they are read along another loop, and nothing reads them again."""
+
+    def size(text: str) -> str:
+        lowered = print_module(optimize(text, "lower-to-linalg,fuse,lower-to-loops,tile{loop=n, size=48, outside=m, across=16}"))
+        return lowered.split(', tag="n.tile"')[0].rsplit("step ", 1)[1]
+
+    text = "graph @main(%a: f32[{}, K], %b: f32[N, K]) -> f32[{}, N] {{\n  %t = transpose(%b, perm=[1, 0])\n  %c = matmul(%a, %t)\n  return %c\n}}\n"
+    plain = "graph @main(%a: f32[{}, K], %b: f32[K, N]) -> f32[{}, N] {{\n  %c = matmul(%a, %b)\n  return %c\n}}\n"
+    assert (size(text.format(1, 1)), size(text.format(9, 9)), size(plain.format(1, 1))) == ("16", "48", "48")
