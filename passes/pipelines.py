@@ -10,6 +10,7 @@ from passes.infra.base import Pass
 from passes.infra.pipeline import parse_pipeline
 
 _LINALG = (
+    "raise-attention",
     "merge-products",
     "decompose{keep=[sigmoid, silu, gelu, softmax, log_softmax, attention]}",
     "cse",
