@@ -130,8 +130,8 @@ def distance(a: Array, b: Array) -> float:
 
 
 def _time(row: Row, ready: Sequence[Member], machine: Member | None, plan: Plan) -> None:
-    for member in ready:
-        member.ask("settle", case=row.case.name)
+    for member in ready:  # a first block, in which its threads find their places, doesn't count
+        member.ask("time", case=row.case.name, milliseconds=plan.milliseconds)
     for number in range(plan.rounds):
         if machine is not None:
             time.sleep(PAUSE)

@@ -7,14 +7,11 @@ import fcntl
 import os
 import resource
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 LOCK = Path(tempfile.gettempdir()) / "bench.lock"
 """Held while something is timed, so that benchmarks take turns."""
-URGENT = -19
-_GROUP = Path("/proc/self/autogroup")
 
 
 def pick_processors(threads: int, named: str = "") -> list[int]:
@@ -34,49 +31,36 @@ def keep_to(processors: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def undisturbed(processes: Iterable[int]) -> Iterator[None]:
-    """Alone with other benchmarks, and before other programs where that is permitted.
+    """Alone with other benchmarks, and before all ordinary programs where that is permitted.
 
-    Where the kernel groups the processes of a session, a priority counts only within its group: the group is raised, too.
+    The threads get the real-time class: it goes before the rest whatever priority and group that has, and the kernel moves them
+    apart at once where two are on one processor.
     """
     with LOCK.open("w") as lock:
         with contextlib.suppress(OSError):
             LOCK.chmod(0o666)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before = _priorities(processes)
-        _raise_group(URGENT)
-        _set_priorities(dict.fromkeys(before, URGENT))
+        threads = [thread for process in processes for thread in _threads(process)]
+        _schedule(threads, "SCHED_RR", 1)
         try:
             yield
         finally:
-            _set_priorities(before)
-            _raise_group(0)
+            _schedule([thread for process in processes for thread in _threads(process)], "SCHED_OTHER", 0)
 
 
 def _threads(process: int) -> list[int]:
     try:
         return [int(name) for name in os.listdir(f"/proc/{process}/task")]
     except OSError:
-        return [process]
+        return []
 
 
-def _priorities(processes: Iterable[int]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for process in processes:
-        for thread in _threads(process):
-            with contextlib.suppress(OSError):
-                found[thread] = os.getpriority(os.PRIO_PROCESS, thread)
-    return found
-
-
-def _set_priorities(wanted: dict[int, int]) -> None:
-    for thread, value in wanted.items():
+def _schedule(threads: Iterable[int], kind: str, priority: int) -> None:
+    if not hasattr(os, kind):  # not Linux
+        return
+    for thread in threads:
         with contextlib.suppress(OSError):  # it has ended, or we may not
-            os.setpriority(os.PRIO_PROCESS, thread, value)
-
-
-def _raise_group(value: int) -> None:
-    with contextlib.suppress(OSError):
-        _GROUP.write_text(str(value))
+            os.sched_setscheduler(thread, getattr(os, kind), os.sched_param(priority))
 
 
 def undisturbed_parts(part: Callable[[], object], enough: Callable[[], bool]) -> list[int]:
@@ -93,31 +77,3 @@ def undisturbed_parts(part: Callable[[], object], enough: Callable[[], bool]) ->
         count += 1
         if enough():
             return clean or list(range(count))
-
-
-def spread(work: Callable[[], object], processors: list[int], seconds: float = 0.2) -> None:
-    """Runs ``work`` a while and gives each of the busiest threads a processor of its own.
-
-    A busy machine may leave two workers on one processor for long, and they wait for each other.
-    """
-    before = _busy()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        work()
-    after = _busy()
-    ranked = sorted(after, key=lambda thread: after[thread] - before.get(thread, 0), reverse=True)
-    working = [thread for thread in ranked[: len(processors)] if after[thread] - before.get(thread, 0) >= 2]
-    for thread in after:
-        own = {processors[working.index(thread)]} if thread in working and len(working) == len(processors) else set(processors)
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(thread, own)
-
-
-def _busy() -> dict[int, int]:
-    """Clock ticks that each thread of this process has run."""
-    found: dict[int, int] = {}
-    for thread in _threads(os.getpid()):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/self/task/{thread}/stat").read_text().rsplit(")", 1)[1].split()
-            found[thread] = int(fields[11]) + int(fields[12])
-    return found

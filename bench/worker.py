@@ -2,7 +2,7 @@
 
     python -m bench.worker ENGINE THREADS PROCESSORS
 
-Requests: ``prepare`` (a case; its results are saved to a file), ``settle``, ``time`` (a block of calls), ``drop``; and of the
+Requests: ``prepare`` (a case; its results are saved to a file), ``time`` (a block of calls), ``drop``; and of the
 engine ``machine``, which samples the limits, ``sample``.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from bench.engines import engine
 from bench.engines.base import Engine, Prepared, Times
-from bench.quiet import keep_to, spread, undisturbed_parts
+from bench.quiet import keep_to, undisturbed_parts
 from bench.workloads import all_cases
 
 GRAIN = 1e-4
@@ -52,9 +52,8 @@ def block(run: Times, seconds: float) -> list[float]:
 class Worker:
     """Answers requests."""
 
-    def __init__(self, made: Engine, processors: list[int]) -> None:
+    def __init__(self, made: Engine) -> None:
         self._engine = made
-        self._processors = processors
         self._cases = all_cases()
         self._ready: dict[str, Prepared] = {}
 
@@ -69,12 +68,6 @@ class Worker:
         np.savez(results, *arrays)
         self._ready[case] = ready
         return {"seconds": seconds}
-
-    def settle(self, case: str) -> Answer:
-        """Gives every thread a processor of its own."""
-        if len(self._processors) > 1:
-            spread(lambda: self._ready[case].run(1), self._processors)
-        return {}
 
     def time(self, case: str, milliseconds: float) -> Answer:
         """A block of calls."""
@@ -120,7 +113,7 @@ def main() -> None:
 
     if not answer(start):
         return
-    worker = Worker(made, processors)
+    worker = Worker(made)
     for line in sys.stdin:
         request = json.loads(line)
         method = getattr(worker, request.pop("do"))
