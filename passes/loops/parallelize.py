@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ir.core import Block, Module, Operation
-from ir.dims import Dim, DimensionTooLarge, DimExpr, ceildiv, symbols_of
+from ir.core import Block, Module, Operation, Value
+from ir.dims import Dim, DimensionTooLarge, DimExpr, apply_function, ceildiv, substitute, symbols_of
+from ir.layout import ExpressionArg
 from ir.opdef import REGISTRY
 from ir.rewriter import is_pure, walk_graphs
 from ir.types import VectorType
 from passes.infra.base import Pass, PassContext
-from passes.loops._loops import body, extent, inner_loop, is_loop, ranges, upper_bound
+from passes.loops._loops import body, depends_on, extent, inner_loop, is_loop, move_into, ranges, read_layout, upper_bound, write_layout
 from passes.loops.interchange import obstacle, swap_loops
 
 LANES = 16
@@ -48,6 +49,10 @@ class Parallelize(Pass):
     nest changes places with it.  Where there is none, but the loop stands in the graph's own block and holds only loops,
     of which one is longer, it becomes an ``scf.for``, and those inside are shared.
 
+    A loop that may have less than ``many`` rounds is merged with the next loop of its perfect nest, unless there is little to do in
+    a round of that (``grain``): ``scf.parallel(%b = 0 to B, %h = 0 to 9)`` can be shared evenly where
+    ``scf.parallel(%b = 0 to B)`` can't.
+
     The rounds of an ``scf.parallel`` don't depend on each other, so they may run in any order and at the same time; the
     results have the same bits for any number of threads.
     """
@@ -56,6 +61,10 @@ class Parallelize(Pass):
     """simple operations from which on a nest is shared"""
     few: int = 4
     """an outermost loop of fewer rounds gives way to a longer one"""
+    many: int = 16
+    """a loop of fewer rounds is merged with the next one in it, so that threads can share them evenly"""
+    grain: int = 512
+    """but not when a round of that one is less than so many simple operations, eight times as many where the rounds are known"""
 
     keeps_types: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -69,7 +78,7 @@ class Parallelize(Pass):
 
 class _Sharing:
     def __init__(self, options: Parallelize, context: PassContext) -> None:
-        self.work, self.few = options.work, options.few
+        self.work, self.few, self.many, self.grain = options.work, options.few, options.many, options.grain
         self.context = context
         self.changed = False
 
@@ -99,12 +108,25 @@ class _Sharing:
             return
         elif most_rounds(loop) == 1:
             return
+        self._merge(loop)
         loop.set_attribute("mapping", "threads")
         amount = work_of(loop)
         if amount is not None:
             loop.set_attribute("work", amount)
         self.context.count("loops shared")
         self.changed = True
+
+    def _merge(self, loop: Operation) -> None:
+        """Makes one loop of a short one and the next ones of its perfect nest, so that all threads get about the same."""
+        while (inner := inner_loop(loop)) is not None and inner.name == "scf.parallel":
+            count, each = most_rounds(loop), work_of_rounds(inner)
+            least = self.grain if count is None else 8 * self.grain if count < self.many else None
+            if least is None or (isinstance(each, int) and each < least):
+                return
+            if any(depends_on(e, body(loop).arguments) for r in ranges(inner) for e in (r.start, r.stop, r.step)):
+                return
+            merge_loops(loop, inner)
+            self.context.count("loops merged")
 
     def _is_worth_it(self, loop: Operation) -> bool:
         amount = work_of(loop)
@@ -155,10 +177,53 @@ def _rounds(loop: Operation) -> Dim | None:
     total: Dim = 1
     for bounds in ranges(loop):
         size = extent(bounds)
+        if isinstance(size, DimExpr):
+            size = _at_most(size, loop)
         if not isinstance(bounds.step, int) or not isinstance(size, int | DimExpr) or any(n.startswith("%") for n in symbols_of(size)):
             return most
         total = total * ceildiv(size, bounds.step)
     return total
+
+
+def _at_most(size: DimExpr, loop: Operation) -> Dim:
+    """About how large an expression gets, as far as loops and ``affine.min`` around say how large its values get."""
+    graph = loop.graph
+    assert graph is not None
+    found: Dim = size
+    for _ in range(8):
+        names = [n for n in symbols_of(found) if n.startswith("%")] if isinstance(found, DimExpr) else []
+        if not names:
+            break
+        limits = {n: limit for n in names if (limit := _limit(graph.names[n[1:]])) is not None}
+        if not limits:
+            break
+        found = substitute(_without_less(found), limits)
+    return found
+
+
+def _without_less(dim: Dim) -> Dim:
+    """The expression without what values take away from it: they are 0 at least."""
+    if not isinstance(dim, DimExpr):
+        return dim
+    terms = tuple((m, c) for m, c in dim.terms if c > 0 or not any(n.startswith("%") for n in symbols_of(DimExpr(((m, 1),)))))
+    return DimExpr(terms) if any(m for m, _ in terms) else sum(c for _, c in terms)
+
+
+def _limit(value: Value) -> Dim | None:
+    """An expression that an index never exceeds."""
+    op = value.defining_op
+    if op is None:
+        around = value.owner.parent.parent if isinstance(value.owner, Block) and value.owner.parent is not None else None
+        if around is None or not is_loop(around) or value.index >= len(ranges(around)):
+            return None
+        return ranges(around)[value.index].stop
+    if op.definition.full_name not in ("affine.min", "affine.apply", "affine.max"):
+        return None
+    choices = [f.expr for f in read_layout(op) if isinstance(f, ExpressionArg)]
+    if op.definition.full_name == "affine.max":
+        return apply_function("max", *choices)
+    free = [c for c in choices if not any(n.startswith("%") for n in symbols_of(c))]
+    return (free or choices)[0]
 
 
 def work_of(op: Operation) -> Dim | None:
@@ -168,6 +233,15 @@ def work_of(op: Operation) -> Dim | None:
     rounds = _rounds(op) if is_loop(op) else 1
     if rounds is None or rounds == 0:
         return rounds
+    total = work_of_rounds(op)
+    try:
+        return None if total is None else rounds * total
+    except DimensionTooLarge:
+        return None
+
+
+def work_of_rounds(op: Operation) -> Dim | None:
+    """The same for what is inside an operation, once."""
     total: Dim = 0
     for region in op.regions:
         for inner in region.block:
@@ -175,10 +249,22 @@ def work_of(op: Operation) -> Dim | None:
             if amount is None:
                 return None
             total = total + amount
-    try:
-        return rounds * total
-    except DimensionTooLarge:
-        return None
+    return total
+
+
+def merge_loops(outer: Operation, inner: Operation) -> None:
+    """Makes one parallel loop of two of which the first holds nothing but the second."""
+    forms = [*read_layout(outer), *read_layout(inner)]
+    into, block = body(outer), body(inner)
+    for argument in block.arguments:
+        argument.owner, argument.index = into, len(into.arguments)
+        into.arguments.append(argument)
+    block.arguments = []
+    for op in list(block):
+        if not op.definition.is_terminator:
+            move_into(op, into, inner)
+    inner.erase()
+    write_layout(outer, forms)
 
 
 def _cost(op: Operation) -> int:

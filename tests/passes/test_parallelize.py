@@ -8,7 +8,7 @@ from pass_checks import apply, load, optimize
 
 from ir.core import Module
 from ir.printer import print_module
-from passes.loops._loops import tag_of
+from passes.loops._loops import ranges, tag_of
 
 TILES = "tile{loop=n, size=48, outside=m},tile{loop=m, size=8},"
 
@@ -45,7 +45,7 @@ graph @main(%x: f32[{rows}, {columns}]) -> f32[{rows}, {columns}] {{
 
 def test_the_outermost_loop_is_shared() -> None:
     after = optimize(matmul("M", "1536", "K"), TILES + "parallelize")
-    assert 'scf.parallel(%jt = 0 to 1536 step 48, tag="n.tile", mapping="threads") {' in print_module(after)
+    assert 'scf.parallel(%jt = 0 to 1536 step 48, tag="n.tile", mapping="threads", work=' in print_module(after)
     assert shared(after) == ["n.tile"]
 
 
@@ -170,9 +170,72 @@ def test_the_work_is_written_down(rows: str, columns: str, work: str) -> None:
 
 
 def test_work_that_nobody_knows_is_left_out() -> None:
-    text = copies("B", "C").replace("%j = 0 to C", "%j = %i to C")
+    text = copies("B", "C").replace("scf.parallel(%j = 0 to C", "scf.parallel(%j = 0 to C step %i + 1")
     assert 'tag="row", mapping="threads")' in print_module(optimize(text, "parallelize"))
 
 
 def test_steps_round_up() -> None:
     assert 'mapping="threads", work=40*(B ceildiv 16))' in print_module(optimize(copies("B", "8", step=16), "parallelize"))
+
+
+def merged(text: str, options: str = "") -> list[list[str]]:
+    """The ranges of the loops that are shared."""
+    module = optimize(text, f"parallelize{options}")
+    return [[f"{r.start} to {r.stop}" for r in ranges(op)] for op in module.walk() if op.attributes.get("mapping") == "threads"]
+
+
+def nest_of_three(outer: str, middle: str, *, inner: str = "600") -> str:
+    text = copies(middle, inner).replace("graph @main(", f"graph @main(%e: f32[{outer}], ")
+    text = text.replace("  scf.parallel(%i", f"  scf.parallel(%h = 0 to {outer}) {{\n  scf.parallel(%i")
+    return text.replace("  %c = ", "  yield\n  }\n  %c = ")
+
+
+@pytest.mark.parametrize(("outer", "middle", "inner", "wanted"), [
+    ("B", "9", "600", ["0 to B", "0 to 9"]),
+    ("9", "5", "6000", ["0 to 9", "0 to 5"]),
+    ("9", "5", "600", ["0 to 9"]),
+    ("16", "5", "6000", ["0 to 16"]),
+    ("B", "9", "N", ["0 to B", "0 to 9"]),
+    ("B", "9", "60", ["0 to B"]),
+    ("5", "N", "6000", ["0 to 5", "0 to N"]),
+])  # fmt: skip
+def test_short_loops_are_merged(outer: str, middle: str, inner: str, wanted: list[str]) -> None:
+    text = nest_of_three(outer, middle, inner=inner)
+    assert merged(text) == [wanted]
+    if inner.isdigit():
+        assert merged(text, "{grain=1000000000}") == [[wanted[0]]]
+
+
+def test_bounds_that_depend_are_not_merged() -> None:
+    text = nest_of_three("B", "9", inner="6000").replace("%i = 0 to 9", "%i = %h to 9")
+    assert merged(text) == [["0 to B"]]
+
+
+def test_merged_loops_do_the_same() -> None:
+    text = """
+graph @main(%x: f32[B, 3, S]) -> f32[B, 3, S] {
+  %X = memref.from_tensor(%x) : memref<f32[B, 3, S]>
+  %C = memref.alloc() : memref<f32[B, 3, S]>
+  scf.parallel(%b = 0 to B) {
+    scf.parallel(%h = 0 to 3) {
+      scf.parallel(%s = 0 to S) {
+        %v = memref.load(%X[%b, 2 - %h, %s]) : f32
+        memref.store(%v, %C[%b, %h, %s])
+        yield
+      }
+      yield
+    }
+    yield
+  }
+  %c = memref.to_tensor(%C) : f32[B, 3, S]
+  return %c
+}
+"""
+    after = optimize(text, "parallelize")
+    assert "scf.parallel(%b = 0 to B, %h = 0 to 3, mapping=\"threads\", work=15*B*S)" in print_module(after)
+    assert_same_runs(load(text), after, [((b, 3, s),) for b in (0, 1, 4) for s in (0, 1, 5)])
+
+
+def test_work_of_bounds_that_are_values() -> None:
+    text = copies("B", "C").replace("    scf.parallel(%j = 0 to C", "    %n = affine.min(2*%i + 1, C) : index\n    scf.parallel(%j = 0 to %n")
+    assert 'tag="row", mapping="threads", work=5*B*C+B)' in print_module(optimize(text, "parallelize"))
