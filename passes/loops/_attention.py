@@ -47,6 +47,8 @@ KEYS = 128
 """Keys of a block: part of what the results are, so it is no option."""
 LANES = 16
 """Keys of a step inside a block; the same for every machine, as sums are in 16 lanes."""
+MOST = 1 << 16
+"""Numbers of a tile: its queries and what becomes of them are on the stack."""
 LOWEST = -3.4028234663852886e38
 """What the largest score starts from, so that a query that sees no key gives zeros."""
 
@@ -175,9 +177,9 @@ class Nests:
                 prepare(p)
 
             def add(d: Dim, total: Value) -> Value:
-                return fma(load(q, (at, self.rows), d, keep=True), panel(p, d, width), total)  # type: ignore[no-any-return]
+                return fma(load(q, (at, self.rows), d, keep=True, name="q"), panel(p, d, width), total, name="sum")  # type: ignore[no-any-return]
 
-            (found,) = loop("d", 0, self.problem.width, 1, add, [filled(self.zero, self.rows, width)])
+            (found,) = loop("d", 0, self.problem.width, 1, add, [filled(self.zero, self.rows, width)], result="score")
             store(found, self.scores, (0, self.rows), (p, width))
 
         loop("p", start, stop, width, one)
@@ -193,8 +195,9 @@ class Nests:
             if sight.shift is not None:
                 here = to_i32("min", first + sight.shift - block - p, LANES, name="here")
                 left = minsi(here if self.spread is None else addi(self.spread, here), left)
-            seen = cmpi(self.lanes, left, predicate="lt")
-            store(select(seen, load(self.scores, (0, self.rows), (p, LANES)), self.hidden), self.scores, (0, self.rows), (p, LANES))
+            seen = cmpi(self.lanes, left, predicate="lt", name="seen")
+            score = load(self.scores, (0, self.rows), (p, LANES), name="score")
+            store(select(seen, score, self.hidden), self.scores, (0, self.rows), (p, LANES))
 
         loop("p", LANES * most("from", floordiv(end - block, LANES), 0), count, LANES, one)
 
@@ -210,13 +213,13 @@ class Nests:
             head, query = place(row)
             places = [0 if size == 1 else at for size, at in zip(shape, (batch, head, query), strict=False)]
             if shape[3] == 1:
-                found = load(mask, *places, 0)
+                found = load(mask, *places, 0, name="mask")
             else:
                 whole = isinstance(shape[3], int) and shape[3] % LANES == 0
                 valid = None if whole else index_value("apply", shape[3] - block - p, name="valid")
-                found = load(mask, *places, (block + p, LANES), valid=valid)
+                found = load(mask, *places, (block + p, LANES), valid=valid, name="mask")
             rows = (0, self.rows) if uniform else row
-            old = load(self.scores, rows, (p, LANES))
+            old = load(self.scores, rows, (p, LANES), name="score")
             is_bool = buffer_type(mask).dtype == boolean
             store(select(found, old, self.hidden) if is_bool else addf(old, found), self.scores, rows, (p, LANES))
 
@@ -237,23 +240,24 @@ class Nests:
         """
 
         def larger(p: Dim, found: Value) -> Value:
-            score = load(self.scores, (0, self.rows), (p, LANES))
-            return select(cmpf(score, found, predicate="gt"), score, found)  # type: ignore[no-any-return]
+            score = load(self.scores, (0, self.rows), (p, LANES), name="score")
+            return select(cmpf(score, found, predicate="gt"), score, found, name="larger")  # type: ignore[no-any-return]
 
-        (found,) = loop("p", 0, count, LANES, larger, [filled(self.lowest, self.rows, LANES)])
-        store(multi_reduction(found, kind="max", axes=(1,)), self.most, (0, self.rows))
+        (found,) = loop("p", 0, count, LANES, larger, [filled(self.lowest, self.rows, LANES)], result="largest.lanes")
+        store(multi_reduction(found, kind="max", axes=(1,), name="largest"), self.most, (0, self.rows))
         some = next((n for n in (4, 3, 5) if self.rows % n == 0), self.rows)
 
         def rows(row: Dim) -> None:
-            largest = load(self.most_column, (row, some), 0, keep=True)
+            largest = load(self.most_column, (row, some), 0, keep=True, name="largest")
 
             def add(p: Dim, total: Value) -> Value:
-                e = exp(subf(load(self.scores, (row, some), (p, LANES)), largest), decaying=True)
+                score = load(self.scores, (row, some), (p, LANES), name="score")
+                e = exp(subf(score, largest), decaying=True, name="weight")
                 store(e, self.scores, (row, some), (p, LANES))
-                return addf(total, e)  # type: ignore[no-any-return]
+                return addf(total, e, name="sum")  # type: ignore[no-any-return]
 
-            (total,) = loop("p", 0, count, LANES, add, [filled(self.zero, some, LANES)])
-            store(multi_reduction(total, kind="add", axes=(1,)), self.sums, (row, some))
+            (total,) = loop("p", 0, count, LANES, add, [filled(self.zero, some, LANES)], result="sum.lanes")
+            store(multi_reduction(total, kind="add", axes=(1,), name="sum"), self.sums, (row, some))
 
         loop("row", 0, self.rows, some, rows)
 
@@ -265,10 +269,11 @@ class Nests:
 
         def one(column: Dim, columns: int) -> None:
             def add(j: Dim, total: Value) -> Value:
-                weight = load(self.scores, (0, self.rows), j, keep=True)
-                return fma(weight, load(v, batch, head, block + j, (column, columns)), total)  # type: ignore[no-any-return]
+                weight = load(self.scores, (0, self.rows), j, keep=True, name="weight")
+                value = load(v, batch, head, block + j, (column, columns), name="value")
+                return fma(weight, value, total, name="sum")  # type: ignore[no-any-return]
 
-            (found,) = loop("j", 0, count, 1, add, [filled(self.zero, self.rows, columns)])
+            (found,) = loop("j", 0, count, 1, add, [filled(self.zero, self.rows, columns)], result="weighted")
             use(found, column, columns)
 
         whole = width - width % columns
@@ -279,19 +284,24 @@ class Nests:
 
     def join_sums(self, most_so_far: Value, sums_so_far: Value, at: Dim, largest: Value, sums: Value) -> None:
         """Joins a block with those before it; leaves the weights of both."""
-        old, total = load(most_so_far, (at, self.rows)), load(sums_so_far, (at, self.rows))
-        both = select(cmpf(old, largest, predicate="gt"), old, largest)
-        before, now = exp(subf(old, both), decaying=True), exp(subf(largest, both), decaying=True)
+        old, total = load(most_so_far, (at, self.rows), name="most.before"), load(sums_so_far, (at, self.rows), name="sum.before")
+        both = select(cmpf(old, largest, predicate="gt"), old, largest, name="most.now")
+        before, now = exp(subf(old, both), decaying=True, name="weight.before"), exp(subf(largest, both), decaying=True, name="weight.now")
         store(both, most_so_far, (at, self.rows))
-        store(fma(sums, now, mulf(total, before)), sums_so_far, (at, self.rows))
+        store(fma(sums, now, mulf(total, before), name="sum.now"), sums_so_far, (at, self.rows))
         store(before, self.old_weights, (0, self.rows))
         store(now, self.new_weights, (0, self.rows))
 
     def join_values(self, so_far: Value, at: Dim, values: Value, column: Dim, columns: int) -> None:
         """The same for some columns of the values."""
-        before, now = (load(w, (0, self.rows), 0, keep=True) for w in (self.old_column, self.new_column))
-        old = load(so_far, (at, self.rows), (column, columns))
-        store(fma(values, now, mulf(old, before)), so_far, (at, self.rows), (column, columns))
+        before = load(self.old_column, (0, self.rows), 0, keep=True, name="weight.before")
+        now = load(self.new_column, (0, self.rows), 0, keep=True, name="weight.now")
+        old = load(so_far, (at, self.rows), (column, columns), name="values.before")
+        store(fma(values, now, mulf(old, before), name="values.now"), so_far, (at, self.rows), (column, columns))
+
+    def _of_block(self) -> tuple[Value, Value]:
+        """The largest scores and the sums of the block that was worked on last."""
+        return load(self.most, (0, self.rows), name="most.block"), load(self.sums, (0, self.rows), name="sum.block")
 
     def start(self, most_so_far: Value, sums_so_far: Value, values: Value, rows: int) -> None:
         """Before the first block."""
@@ -305,8 +315,8 @@ class Nests:
 
     def finish(self, sums: Value, values: Value, row: Dim, store_to: Callable[[Value], None]) -> None:
         """A row of the result: what was added up by the sum, which is 1 or more where there is any; never -0."""
-        inverse = divf(self.one, maximumf(load(sums, row), self.one))
-        store_to(fma(load(values, row, (0, self.problem.value_width)), inverse, self.zero))
+        inverse = divf(self.one, maximumf(load(sums, row, name="sum"), self.one), name="inverse")
+        store_to(fma(load(values, row, (0, self.problem.value_width), name="row"), inverse, self.zero))
 
     # -- keys by columns -------------------------------------------------------------------------------------------
 
@@ -315,8 +325,8 @@ class Nests:
         k, width = self.problem.k, self.problem.width
 
         def square(j: Dim, d: Dim, size: int) -> None:
-            found = load(k, batch, head, (first + j, LANES), (d, size))
-            store(transpose(found, perm=(1, 0)), target, *places, (d, size), (j, LANES))
+            found = load(k, batch, head, (first + j, LANES), (d, size), name="keys")
+            store(transpose(found, perm=(1, 0), name="turned"), target, *places, (d, size), (j, LANES))
 
         def keys(j: Dim) -> None:
             whole = width - width % LANES
@@ -332,7 +342,7 @@ class Nests:
         k, width, end = self.problem.k, self.problem.width, self.problem.keys
 
         def one(j: Dim) -> None:
-            loop("d", 0, width, 1, lambda d: store(load(k, batch, head, first + j, d), target, *places, d, j))
+            loop("d", 0, width, 1, lambda d: store(load(k, batch, head, first + j, d, name="key"), target, *places, d, j))
 
         def none(j: Dim) -> None:
             loop("d", 0, width, 1, lambda d: store(self.zero, target, *places, d, j))
@@ -348,7 +358,7 @@ class Prefill(Nests):
         size = problem.queries
         rows = min(rows, size) if isinstance(size, int) else rows
         super().__init__(problem, rows, columns, range(rows))
-        tiles = max(1, queries // rows)
+        tiles = max(1, min(queries, MOST // (problem.width + problem.value_width)) // rows)
         self.tile = rows * (min(tiles, -(-size // rows)) if isinstance(size, int) else tiles)
 
     def build(self) -> None:
@@ -395,7 +405,7 @@ class Prefill(Nests):
         self.start(self.most_so_far, self.sums_so_far, self.values, self.tile)
 
         def scaled(i: Dim) -> None:
-            store(mulf(load(p.q, b, h, i, (0, p.width)), self.scale), self.q, i - first, (0, p.width))
+            store(mulf(load(p.q, b, h, i, (0, p.width), name="q"), self.scale), self.q, i - first, (0, p.width))
 
         loop("i", first, stop, 1, scaled)
         loop("i", stop, first + self.tile, 1, lambda i: store(filled(self.zero, p.width), self.q, i - first, (0, p.width)))
@@ -422,7 +432,7 @@ class Prefill(Nests):
 
         def panel(at: Dim, d: Dim, width: int) -> Value:
             lane = 0 if width == self.columns else mod(at, self.columns)
-            return load(self.panels, b, key_head, floordiv(block + at, self.columns), d, (lane, width))
+            return load(self.panels, b, key_head, floordiv(block + at, self.columns), d, (lane, width), name="key")
 
         half = self.columns // 2
         if half < LANES:
@@ -434,7 +444,7 @@ class Prefill(Nests):
         self.apply_mask(b, block, count, lambda r: (h, least("query", query + r, p.queries - 1)), alike=True)
         self.hide(sight, query, block, count)
         self.exponentials(count)
-        self.join_sums(self.most_so_far, self.sums_so_far, row, load(self.most, (0, self.rows)), load(self.sums, (0, self.rows)))
+        self.join_sums(self.most_so_far, self.sums_so_far, row, *self._of_block())
         self.weighted(b, key_head, block, count, self.columns, lambda o, c, n: self.join_values(self.values, row, o, c, n))
 
 
@@ -473,7 +483,7 @@ class Decode(Nests):
         sight = self.sight(b)
         self.alloc_scores()
         q, panel = alloc("q.tile", f32, self.rows, p.width), alloc("keys.panel", f32, p.width, self.columns)
-        store(mulf(load(self.q, b, h, (0, self.rows), (0, p.width)), self.scale), q, (0, self.rows), (0, p.width))
+        store(mulf(load(self.q, b, h, (0, self.rows), (0, p.width), name="q"), self.scale), q, (0, self.rows), (0, p.width))
         count = most("count", least("at.most", *(e - block for e in sight.end(self.steps - 1)), KEYS), 0)
 
         def prepare(at: Dim) -> None:
@@ -489,13 +499,13 @@ class Decode(Nests):
                 lambda: self.turn_rest(b, h, first, panel, (), self.columns),
             )
 
-        self.products(q, 0, lambda at, d, width: load(panel, d, (0, width)), 0, count, self.columns, prepare)
+        self.products(q, 0, lambda at, d, width: load(panel, d, (0, width), name="key"), 0, count, self.columns, prepare)
         alike = p.group == 1
         self.apply_mask(b, block, count, lambda r: (p.group * h + floordiv(r, self.steps), mod(r, self.steps)), alike)
         self.hide(sight, 0, block, count)
         self.exponentials(count)
-        for source, target in ((self.most, self.all_most), (self.sums, self.all_sums)):
-            store(load(source, (0, self.rows)), target, b, h, n, (0, self.rows))
+        for found, target in zip(self._of_block(), (self.all_most, self.all_sums), strict=True):
+            store(found, target, b, h, n, (0, self.rows))
         self.weighted(b, h, block, count, self.columns, lambda o, c, size: store(o, self.all_values, b, h, n, (0, self.rows), (c, size)))
 
     def _join(self, b: Dim, h: Dim) -> None:
@@ -506,9 +516,10 @@ class Decode(Nests):
         self.start(most_so_far, sums_so_far, values, self.rows)
 
         def join(n: Dim) -> None:
-            largest, sums = (load(x, b, h, n, (0, self.rows)) for x in (self.all_most, self.all_sums))
+            largest, sums = (load(x, b, h, n, (0, self.rows), name=f"{m}.block") for x, m in ((self.all_most, "most"), (self.all_sums, "sum")))
             self.join_sums(most_so_far, sums_so_far, 0, largest, sums)
-            self.join_values(values, 0, load(self.all_values, b, h, n, (0, self.rows), (0, p.value_width)), 0, p.value_width)
+            found = load(self.all_values, b, h, n, (0, self.rows), (0, p.value_width), name="values.block")
+            self.join_values(values, 0, found, 0, p.value_width)
 
         loop("n", 0, ceildiv(p.keys, KEYS), 1, join, tag="keys.block")
         loop("row", 0, self.rows, 1, lambda r: self.finish(sums_so_far, values, r, lambda row: store(row, self.out, b, h, r, (0, p.value_width))))

@@ -65,7 +65,7 @@ def number(value: float | bool, dtype: DType, name: str | None = None) -> Value:
 def filled(value: Value, *shape: int) -> Value:
     """A vector of equal elements."""
     assert isinstance(value.type, ScalarType)
-    return broadcast_(value, result_type=VectorType(value.type.dtype, shape))  # type: ignore[no-any-return]
+    return broadcast_(value, result_type=VectorType(value.type.dtype, shape), name=f"{value.name}s")  # type: ignore[no-any-return]
 
 
 def column(numbers: Sequence[int]) -> Value:
@@ -127,7 +127,7 @@ def alloc(name: str, dtype: DType, *shape: Dim) -> Value:
 def reshaped(buffer: Value, *shape: Dim) -> Value:
     """The same memory under another shape."""
     type_ = MemRefType(buffer_type(buffer).dtype, shape)
-    return buffer if buffer.type == type_ else reshape(buffer, result_type=type_)
+    return buffer if buffer.type == type_ else reshape(buffer, result_type=type_, name=f"{buffer.name}.view")
 
 
 def _access(buffer: Value, places: Sequence[Place]) -> Access:
@@ -156,14 +156,22 @@ def store(value: Value, buffer: Value, *places: Place) -> None:
 # -- loops and choices -------------------------------------------------------------------------------------------------
 
 
-def loop(name: str, start: Dim, stop: Dim, step: Dim, inside: Callable[..., Any], carried: Sequence[Value] = (), tag: str = "") -> list[Value]:
-    """An ``scf.for``: ``inside`` gets the variable and what is carried, and returns what is carried on (None for nothing)."""
+def loop(
+    name: str, start: Dim, stop: Dim, step: Dim, inside: Callable[..., Any], carried: Sequence[Value] = (), *,
+    tag: str = "", result: str | None = None,
+) -> list[Value]:  # fmt: skip
+    """An ``scf.for``: ``inside`` gets the variable and what is carried, and returns what is carried on (None for nothing).
+
+    ``result`` names the (first) result.
+    """
     outer = active()
     made = create_loop(outer, "scf.for", RangeArg(start, stop, step), name=name, tag=tag, initial=carried)
     block = body(made)
     with Builder(block, origin=outer.origin, loc=outer.loc):
         found = inside(value_symbol(block.arguments[0]), *block.arguments[1:])
     end_loop(made, [] if found is None else [found] if isinstance(found, Value) else list(found))
+    if result is not None:
+        _graph().rename(made.results[0], result)
     return list(made.results)
 
 

@@ -36,14 +36,14 @@ class LowerAttention(Pass):
           scf.for(%row = 0 to %stop-48*%t step 12) {
             ...
             scf.for(%p = 0 to 32*((%count+15) floordiv 32) step 32) {
-              %o.broadcast = vector.broadcast(%zero) : vector<f32[12, 32]>
-              %o.for = scf.for(%d = 0 to 32, %acc = %o.broadcast) {
-                %o.load = vector.load(%q.tile[%row:+12, %d]) : vector<f32[12, 1]>
-                %o.load.1 = vector.load(%keys.panels[%b, %h floordiv 2, %block floordiv 32 + %p floordiv 32, %d, 0:+32]) : vector<f32[32]>
-                %o.fma = math.fma(%o.load, %o.load.1, %acc) : vector<f32[12, 32]>
-                yield %o.fma
+              %zeros = vector.broadcast(%zero) : vector<f32[12, 32]>
+              %score = scf.for(%d = 0 to 32, %acc = %zeros) {
+                %q.1 = vector.load(%q.tile[%row:+12, %d]) : vector<f32[12, 1]>
+                %key = vector.load(%keys.panels[%b, %h floordiv 2, (%block+%p) floordiv 32, %d, 0:+32]) : vector<f32[32]>
+                %sum = math.fma(%q.1, %key, %acc) : vector<f32[12, 32]>
+                yield %sum
               } : vector<f32[12, 32]>
-              vector.store(%o.for, %scores[0:+12, %p:+32])
+              vector.store(%score, %scores[0:+12, %p:+32])
               yield
             }
             ...
@@ -133,7 +133,7 @@ def _buffer(op: Operation, tensor: Value) -> Value:
             at = at.next
         if at is op and not any(a.writes and alias(a.memory, memory) != "never" for a in all_accesses(between)):
             return buffer
-    return from_tensor(tensor)  # type: ignore[no-any-return]
+    return from_tensor(tensor, name=f"{tensor.name}.buffer")  # type: ignore[no-any-return]
 
 
 def _replace(op: Operation, out: Value, tensor: Value) -> None:

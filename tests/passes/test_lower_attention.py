@@ -198,6 +198,8 @@ def test_the_same_bits(causal: bool) -> None:
     for options in ways:
         assert same_bits(native(form.text, **options)(q, k, v), want), options
     assert same_bits(native(form.text, threads=2)(q, k, v), want)
+    for preset in ("cpu-avx2", "cpu-neon"):
+        assert same_bits(graph_opt.compile(graph_opt.parse(form.text), pipeline=preset)(q, k, v), want), preset
     for b in range(3):
         assert same_bits(native(form.text)(q[b : b + 1], k[b : b + 1], v[b : b + 1]), want[b : b + 1])
     for steps in (1, 2, 4):
