@@ -54,12 +54,19 @@ class Case(ABC):
     ``data``.  An engine that a case has no words for returns None and is left out.
     """
 
-    name: str
     target: Target
-    graph: str
-    """The file in ``bench/workloads`` with our program; its parameters are called as the inputs and the weights."""
     tolerance = 1e-4
     """How far results may be apart, of the largest element."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What it is called: the work and its sizes."""
+
+    @property
+    @abstractmethod
+    def graph(self) -> str:
+        """The file in ``bench/workloads`` with our program; its parameters are called as the inputs and the weights."""
 
     @property
     @abstractmethod
@@ -80,8 +87,11 @@ class Case(ABC):
         """The file of our program."""
         return GRAPHS / self.graph
 
-    files: Mapping[str, Path] = {}
-    """Files of weights that our program names."""
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """Files of weights that our program names."""
+        return {}
+
     results: slice = slice(None)
     """Which results of our program the other engines compute, too."""
 
@@ -109,9 +119,17 @@ class Case(ABC):
         """Adds the nodes and gives the names of the results; ``model.fused`` asks for the fused operators of onnxruntime."""
         return None
 
-    fused_onnx = False
-    """Whether fused operators make another model."""
-    openvino_from_torch = False
-    """Whether OpenVINO takes the work from torch, where it is said with one operation, instead of from ONNX."""
-    c_function: str | None = None
-    """The function in ``rows.c``."""
+    @property
+    def fused_onnx(self) -> bool:
+        """Whether fused operators make another model."""
+        return False
+
+    @property
+    def openvino_from_torch(self) -> bool:
+        """Whether OpenVINO may be faster with what it takes from torch, where the work is one operation, than with the ONNX model."""
+        return False
+
+    @property
+    def c_function(self) -> str | None:
+        """The function in ``rows.c``."""
+        return None

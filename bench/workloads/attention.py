@@ -34,12 +34,12 @@ class Attention(Case):
         return self.queries == 1
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """Its form and size."""
         return f"attention decode {self.keys}" if self.decode else f"attention prefill {self.keys}"
 
     @property
-    def graph(self) -> str:  # type: ignore[override]
+    def graph(self) -> str:
         """The file of our program."""
         return "decode.graph" if self.decode else "prefill.graph"
 

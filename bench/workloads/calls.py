@@ -25,7 +25,7 @@ class Add(Case):
     nbytes = 0.0
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """Its size."""
         return f"add f32[{self.n}]"
 

@@ -25,12 +25,12 @@ class Matmul(Case):
     layer: bool = False
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """Its sizes, and what is done with them."""
         return f"matmul {self.m}x{self.k}x{self.n}" + (" weight" if self.weight else "") + (" bias silu" if self.layer else "")
 
     @property
-    def graph(self) -> str:  # type: ignore[override]
+    def graph(self) -> str:
         """The file of our program."""
         return "matmul_bias_silu.graph" if self.layer else "matmul.graph"
 
@@ -89,7 +89,7 @@ class Matmul(Case):
         return [model.silu(model.node("Add", y, b)) if self.layer else y]
 
     @property
-    def fused_onnx(self) -> bool:  # type: ignore[override]
+    def fused_onnx(self) -> bool:
         """silu may be one operator."""
         return self.layer
 

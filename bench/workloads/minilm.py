@@ -75,7 +75,7 @@ class MiniLM(Case):
     openvino_from_torch = True
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """Its size."""
         return f"minilm {self.b}x{self.s}"
 
@@ -85,7 +85,7 @@ class MiniLM(Case):
         return ROOT / "samples" / "minilm" / "minilm.graph"
 
     @property
-    def files(self) -> Mapping[str, Path]:  # type: ignore[override]
+    def files(self) -> Mapping[str, Path]:
         """The file of weights."""
         folder = model_folder()
         return {} if folder is None else {"w": folder / "model.safetensors"}

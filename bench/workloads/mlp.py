@@ -25,7 +25,7 @@ class Mlp(Case):
     fused_onnx = True
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """Its sizes."""
         return f"mlp {self.b},{self.d},{self.h}"
 

@@ -42,12 +42,12 @@ class Rows(Case):
     flops = 0.0  # they hardly count
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The operation and its size."""
         return f"{self.op} {self.r}x{self.c}"
 
     @property
-    def graph(self) -> str:  # type: ignore[override]
+    def graph(self) -> str:
         """The file of our program."""
         return f"{self.op}.graph"
 
@@ -87,12 +87,12 @@ class Rows(Case):
         return [results] if isinstance(results, str) else list(results)
 
     @property
-    def fused_onnx(self) -> bool:  # type: ignore[override]
+    def fused_onnx(self) -> bool:
         """Whether onnxruntime has an operator of its own."""
         return OPS[self.op].fused
 
     @property
-    def c_function(self) -> str | None:  # type: ignore[override]
+    def c_function(self) -> str | None:
         """Called as the operation."""
         return self.op
 
