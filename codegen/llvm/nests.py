@@ -55,7 +55,7 @@ class KnownNests:
         if op.results:
             return None
         structure, outside = structure_of(op, self._describe)
-        facts = frozenset(frozenset(h.items()) for h in self.main.space.hypotheses)
+        facts = self._facts(outside)
         self._asked = structure, outside, facts
         written = self._known.get(structure)
         if written is None or not written.facts <= facts:
@@ -83,8 +83,25 @@ class KnownNests:
             return (type_, buffer.align, buffer.readonly)
         if isinstance(type_, ScalarType) and not type_.dtype.is_float:
             known = self.main.space.values.get(value)
-            return (type_, value if known is None else frozenset(known.items()))
+            return (type_, None if known is None or self._number(value) is not None else frozenset(known.items()))
         return type_
+
+    def _number(self, value: Value) -> int | None:
+        """The number of the atom that a value is, when nothing else is known about it than hypotheses."""
+        space = self.main.space
+        known = list(space.values.get(value, {}).items())
+        if len(known) != 1 or known[0][1] != 1 or len(known[0][0]) != 1:
+            return None
+        atom = space.atoms[known[0][0][0]]
+        told = atom.described or atom.lowers or atom.uppers or atom.cases or atom.nonnegative
+        return atom.number if atom.value is value and not told else None
+
+    def _facts(self, outside: list[Value]) -> frozenset[Any]:
+        """What is known not to be negative, with values from outside by their position."""
+        positions = {n: -1 - at for at, v in enumerate(outside) if isinstance(v.type, ScalarType) and (n := self._number(v)) is not None}
+        return frozenset(
+            frozenset((tuple(sorted(positions.get(n, n) for n in monomial)), c) for monomial, c in h.items()) for h in self.main.space.hypotheses
+        )
 
     def _arguments(self, imported: list[Value | int], here: dict[Value, Value]) -> tuple[list[str], list[str]]:
         """For every value that a function has taken from outside where it comes from: constants, and numbers of arguments; and the arguments."""

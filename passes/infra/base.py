@@ -52,6 +52,10 @@ class Pass:
     idempotent: ClassVar[bool] = True
     local: ClassVar[bool] = False
 
+    def is_local(self) -> bool:
+        """Whether the pass is ``local`` with its options."""
+        return self.local
+
     def run(self, module: Module, context: PassContext) -> bool:
         """Rewrites the module in place; returns whether anything changed."""
         raise NotImplementedError

@@ -93,10 +93,12 @@ class PassManager:
         typed = False
         folds = self._marks_folds()
         for pass_, folded in zip(self.passes, folds, strict=True):
-            self._fold(module, folded)
+            if not folded:
+                self._fold(module, False)
             if pass_.needs_types and not typed:
                 infer_module(module, self.sources)
                 typed = True
+            self._fold(module, folded)
             did = self._run_one(pass_, module)
             changed |= did
             typed = typed and (not did or pass_.keeps_types)  # what a pass did may let more be inferred
@@ -109,12 +111,12 @@ class PassManager:
         watched = watch.print_before or watch.print_after or watch.print_before_changed or watch.print_after_changed
         if not self.fold_twins or watched or watch.verify_each or watch.verify_exec:
             return [False] * len(self.passes)
-        local = [False, *(p.local for p in self.passes), False]
+        local = [False, *(p.is_local() for p in self.passes), False]
         return [here and (before or after) for before, here, after in zip(local, local[1:], local[2:], strict=False)]
 
     def _fold(self, module: Module, folded: bool) -> None:
         if folded and self._folding is None:
-            self._folding = fold(module) or Folding()
+            self._folding = fold(module)
         elif not folded and self._folding is not None:
             self._folding.unfold()
             self._folding = None

@@ -7,7 +7,7 @@ copies of what became of the first one in their places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,40 +17,69 @@ from ir.core import Block, Graph, Module, Operation, Parameter, Trivia, Value
 from ir.diagnostics import AnyLocation
 from ir.opdef import OpDef
 from ir.structure import Structure, structure_of
-from ir.types import MemRefType
+from ir.types import MemRefType, VectorType
 from passes.loops._memory import alias, memory_of
 
 FENCE = OpDef("fence", "builtin", (), (), None, None, "Marks a place in a graph while nests are folded.", pure=False, result_count=0)
 
+_BUFFERS = ("memref.alloc", "memref.reshape")
 _SMALLEST = 4
 """Nests of fewer operations are not worth the trouble."""
 
 
 @dataclass
-class _Twin:
-    """A nest that was taken out: the mark in its place, and what stands there for what in the first of its kind."""
+class _Nest:
+    """One nest of a kind: a mark in front of it, or in its place, that uses what the nest uses of the graph.
 
-    op: Operation
-    place: Operation
-    outside: list[Value]
-    names: dict[str, str]
-    locations: dict[AnyLocation, AnyLocation]
+    So passes that replace a value everywhere replace it there, too.  ``private`` are buffers that nothing else uses; they are
+    no operands of the mark, since some passes ask for that.
+    """
+
+    mark: Operation
+    private: list[Value]
+
+    def outside(self) -> list[Value]:
+        """The values from outside, in an order that is the same for all nests of a kind."""
+        return [*self.mark.operands, *self.private]
+
+
+@dataclass
+class _Twin(_Nest):
+    """A nest that was taken out: what is called how, and comes from where, in the place of what in the first nest.
+
+    ``holder`` stands in no block; it keeps the private buffers.
+    """
+
+    holder: Operation
+    trivia: Trivia | None
+    names: dict[str, str] = field(default_factory=dict)
+    locations: dict[AnyLocation, AnyLocation] = field(default_factory=dict)
 
 
 @dataclass
 class _Kind:
-    """Nests that are alike.  What became of the first one stands between ``begin`` and ``end``."""
+    """Nests that are alike.  What became of the first one stands between its mark and ``end``."""
 
-    first: Operation
-    outside: list[Value]
-    twins: list[_Twin] = field(default_factory=list)
-    begin: Operation | None = None
-    end: Operation | None = None
+    first: _Nest
+    end: Operation
+    twins: list[_Twin]
+
+    def marks(self) -> Iterable[Operation]:
+        return (self.first.mark, self.end, *(t.mark for t in self.twins))
+
+    def made(self) -> list[Operation]:
+        """What became of the first nest."""
+        found = []
+        op = self.first.mark.next
+        while op is not None and op is not self.end:
+            found.append(op)
+            op = op.next
+        return found
 
 
 @dataclass
 class Folding:
-    """Nests that were taken out of the graphs of a module."""
+    """Nests that were taken out of the graphs of a module.  ``known`` are the operations of the graphs' own blocks that were there."""
 
     kinds: list[tuple[Graph, list[_Kind]]] = field(default_factory=list)
     known: set[Operation] = field(default_factory=set)
@@ -58,15 +87,14 @@ class Folding:
     def unfold(self) -> None:
         """Puts copies of what became of the first nest of every kind where the others were."""
         for graph, kinds in self.kinds:
-            inside = {op for kind in kinds for op in _between(kind)}
+            inside = {op for kind in kinds for op in kind.made()}
             order = {op: n for n, op in enumerate(graph.block)}
             derived = {_key(op, op.operands): op for op in order if op not in self.known and op not in inside and not op.regions}
             for kind in kinds:
-                made = _between(kind)
+                made = kind.made()
                 used = _values_from_outside(made)
-                derivations = [v for v in used if v not in kind.outside]
                 for twin in kind.twins:
-                    _Copies(self, graph, kind, twin, derived, order).make(made, derivations)
+                    _Copies(self, graph, kind.first, twin, derived, order).make(made, used)
             self._remove_marks(kinds)
 
     def abandon(self) -> None:
@@ -76,29 +104,32 @@ class Folding:
 
     def _remove_marks(self, kinds: list[_Kind]) -> None:
         for kind in kinds:
-            for mark in (kind.begin, kind.end, *(t.place for t in kind.twins)):
-                if mark is not None and mark.block is not None:
-                    mark.erase()
+            for mark in kind.marks():
+                mark.erase()
             for twin in kind.twins:
-                twin.op.erase()
+                twin.holder.set_operands([])
+                for value, first in zip(twin.private, kind.first.private, strict=True):
+                    if first.defining_op is None:  # it was erased, since nothing reads it
+                        _erase_buffer(value)
 
 
-def fold(module: Module) -> Folding | None:
-    """Takes nests out of which an equal one stands before; None when there are none."""
+def fold(module: Module) -> Folding:
+    """Takes nests out of which an equal one stands before."""
     folding = Folding()
     for graph in module.graphs.values():
-        kinds = [k for k in _kinds(graph) if k.twins]
+        kinds = [_take_out(graph, nests) for nests in _kinds(graph) if len(nests) > 1]
         if kinds:
             folding.kinds.append((graph, kinds))
             folding.known.update(graph.block)
-            for kind in kinds:
-                _take_out(graph, kind)
-    return folding if folding.kinds else None
+    return folding
 
 
-def _kinds(graph: Graph) -> list[_Kind]:
-    """The nests of a graph by what they are."""
-    found: dict[Structure, _Kind] = {}
+# -- which nests are alike -----------------------------------------------------------------------------------------------
+
+
+def _kinds(graph: Graph) -> list[list[tuple[Operation, list[Value]]]]:
+    """The nests of a graph, with what they use from outside, by what they are."""
+    found: dict[tuple[Structure, Any], list[tuple[Operation, list[Value]]]] = {}
     described: dict[Value, Any] = {}
 
     def describe(value: Value) -> Any:
@@ -107,14 +138,9 @@ def _kinds(graph: Graph) -> list[_Kind]:
         return described[value]
 
     for op in graph.block:
-        if not op.regions or op.results or _is_small(op):
-            continue
-        structure, outside = structure_of(op, describe)
-        kind = found.get(key := (structure, _overlaps(outside)))
-        if kind is None:
-            found[key] = _Kind(op, outside)
-        else:
-            kind.twins.append(_Twin(op, Operation(FENCE, ()), outside, {}, {}))
+        if op.regions and not op.results and not _is_small(op):
+            structure, outside = structure_of(op, describe)
+            found.setdefault((structure, _overlaps(outside)), []).append((op, outside))
     return list(found.values())
 
 
@@ -124,15 +150,45 @@ def _is_small(op: Operation) -> bool:
 
 
 def _description(value: Value, describe: Callable[[Value], Any]) -> Any:
-    """What passes may ask about a value from outside of a nest: its type, and how it is made."""
+    """What passes may ask about a value from outside of a nest: its type, and how it is made.
+
+    Vectors are cut into pieces where they are made, so nests with different ones are different.
+    """
     op = value.defining_op
+    if isinstance(value.type, VectorType):
+        return value
     if op is None:
         return ("parameter", value.type, isinstance(value, Parameter) and value.inout)
     name = op.definition.full_name
     if op.definition.dialect == "graph" or op.regions:
         return (name, value.type, value.index)
+    if name == "memref.alloc":
+        return (name, value.type, _is_private(value))
     attributes = tuple((k, attribute_key(a)) for k, a in sorted(op.attributes.items()) if name != "memref.view")
     return (name, value.type, attributes, tuple(describe(v) for v in op.operands))
+
+
+def _is_private(value: Value) -> bool:
+    """Whether a buffer is new memory that one operation of the graph's own block has for itself."""
+    op = value.defining_op
+    while op is not None and op.definition.full_name == "memref.reshape":
+        op = op.operands[0].defining_op
+    return op is not None and op.definition.full_name == "memref.alloc" and len(_nests_with(op.results[0], {})) == 1
+
+
+def _nests_with(buffer: Value, found: dict[Operation, None]) -> dict[Operation, None]:
+    """The operations of the graph's own block that use a buffer; at most some two of them."""
+    for use in buffer.uses:
+        op = use.owner
+        if op.definition.full_name == "memref.reshape":
+            _nests_with(op.results[0], found)
+            continue
+        while op.block is not None and op.block.parent is not None and op.block.parent.parent is not None:
+            op = op.block.parent.parent
+        found[op] = None
+        if len(found) > 1:
+            break
+    return found
 
 
 def _overlaps(outside: list[Value]) -> tuple[Any, ...]:
@@ -147,19 +203,39 @@ def _overlaps(outside: list[Value]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _take_out(graph: Graph, kind: _Kind) -> None:
+# -- taking out, and copying ---------------------------------------------------------------------------------------------
+
+
+def _take_out(graph: Graph, nests: list[tuple[Operation, list[Value]]]) -> _Kind:
     """Marks where the first nest begins and ends, and replaces the others by marks."""
     block = graph.block
-    kind.begin = block.insert_before(kind.first, Operation(FENCE, ()))
-    kind.end = block.insert_before(kind.first.next, Operation(FENCE, ()))
-    for twin in kind.twins:
-        for mine, other in zip(kind.first.walk(), twin.op.walk(), strict=True):
-            if mine.loc is not None and other.loc is not None:
-                twin.locations.setdefault(mine.loc, other.loc)
-            for a, b in zip(_values(mine), _values(other), strict=True):
-                twin.names[a.name] = b.name
-        block.insert_before(twin.op, twin.place)
-        twin.op.remove()
+    split = [([v for v in used if isinstance(v.type, VectorType) or _is_private(v)], used) for _, used in nests]
+    nest = nests[0][0]
+    twins = []
+    for (op, _), (apart, used) in zip(nests, split, strict=True):
+        mark = Operation(FENCE, [v for v in used if v not in apart])
+        private = [v for v in apart if not isinstance(v.type, VectorType)]
+        if op is nest:
+            first = _Nest(mark, private)
+        else:
+            twin = _Twin(mark, private, Operation(FENCE, private), op.trivia)
+            _note_names(nest, op, twin)
+            twins.append(twin)
+    for (op, _), marked in zip(nests, [first, *twins], strict=True):
+        block.insert_before(op, marked.mark)
+    end = block.insert_before(nest.next, Operation(FENCE, ()))
+    for op, _ in nests[1:]:
+        op.trivia = None
+        op.erase()
+    return _Kind(first, end, twins)
+
+
+def _note_names(first: Operation, op: Operation, twin: _Twin) -> None:
+    for mine, other in zip(first.walk(), op.walk(), strict=True):
+        if mine.loc is not None and other.loc is not None:
+            twin.locations.setdefault(mine.loc, other.loc)
+        for a, b in zip(_values(mine), _values(other), strict=True):
+            twin.names[a.name] = b.name
 
 
 def _values(op: Operation) -> list[Value]:
@@ -172,14 +248,12 @@ def _values_from_outside(ops: list[Operation]) -> list[Value]:
     return list(dict.fromkeys(u.value for op in ops for inner in op.walk() for u in inner.operand_uses if u.value not in made))
 
 
-def _between(kind: _Kind) -> list[Operation]:
-    assert kind.begin is not None
-    found = []
-    op = kind.begin.next
-    while op is not None and op is not kind.end:
-        found.append(op)
-        op = op.next
-    return found
+def _erase_buffer(value: Value) -> None:
+    op = value.defining_op
+    while op is not None and op.block is not None and op.definition.full_name in _BUFFERS and not op.results[0].has_uses:
+        source = op.operands[0].defining_op if op.operand_uses else None
+        op.erase()
+        op = source
 
 
 def _key(op: Operation, operands: Sequence[Value]) -> Any:
@@ -192,25 +266,25 @@ class _Copies:
     """What became of the first nest of a kind, once more for another one."""
 
     def __init__(
-        self, folding: Folding, graph: Graph, kind: _Kind, twin: _Twin, derived: dict[Any, Operation], order: dict[Operation, int]
+        self, folding: Folding, graph: Graph, first: _Nest, twin: _Twin, derived: dict[Any, Operation], order: dict[Operation, int]
     ) -> None:
         self.known = folding.known
         self.order = order
         self.graph = graph
         self.twin = twin
         self.derived = derived
-        self.mapping: dict[Value, Value] = dict(zip(kind.outside, twin.outside, strict=True))
+        self.mapping: dict[Value, Value] = dict(zip(first.outside(), twin.outside(), strict=True))
 
     def make(self, ops: list[Operation], used: list[Value]) -> None:
-        """Copies operations to the place of the nest; ``used`` are values from outside of it that it did not use before."""
+        """Copies operations to the place of the nest; ``used`` are the values from outside."""
         for value in used:
             self._outside(value)
-        block, place, trivia = self.graph.block, self.twin.place, self.twin.op.trivia
+        block, mark, trivia = self.graph.block, self.twin.mark, self.twin.trivia
         for op in ops:
-            copy = block.insert_before(place, clone_operation(op, self.mapping, self._rename, self.twin.locations))
+            copy = block.insert_before(mark, clone_operation(op, self.mapping, self._rename, self.twin.locations))
             if trivia is not None and (copy.regions or op is ops[-1]):
                 copy.trivia = Trivia(trivia.blank_before, trivia.detached, trivia.leading, trivia.trailing)
-                trivia = self.twin.op.trivia = None
+                trivia = None
 
     def _rename(self, name: str) -> str:
         names = self.twin.names
@@ -236,7 +310,7 @@ class _Copies:
             raise RuntimeError(f"a local pass has made {op.name} outside of the nest that it is for")
         key = _key(op, operands)
         copy = self.derived.get(key)
-        if copy is None or self.order.get(copy, -1) > self.order[self.twin.place]:
+        if copy is None or self.order.get(copy, -1) > self.order[self.twin.mark]:
             copy = self.derived[key] = clone_operation(op, dict(self.mapping), self._rename)
             self.graph.block.insert_before(_behind(operands, self.graph.block), copy)
         self.mapping.update(zip(op.results, copy.results, strict=True))

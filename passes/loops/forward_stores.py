@@ -10,7 +10,7 @@ from ir.core import DROPPED, Block, Graph, Module, Operation, Value
 from ir.rewriter import walk_graphs
 from passes.infra.base import Pass, PassContext
 from passes.loops._dependence import is_in_bounds, is_inside, may_conflict
-from passes.loops._loops import body, is_loop, tag_of
+from passes.loops._loops import body, is_loop, parent, tag_of
 from passes.loops._memory import Access, accesses_of, all_accesses, memory_of, same_place, stored_value
 
 _LOADS = ("memref.load", "vector.load")
@@ -47,6 +47,10 @@ class ForwardStores(Pass):
     """tags of loops: values are only used again within one round of those; empty for the whole graph, which takes more time"""
 
     keeps_types: ClassVar[bool] = True
+
+    def is_local(self) -> bool:
+        """Whether it looks at nests one by one."""
+        return bool(self.loops)
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
@@ -127,7 +131,10 @@ class _Forwarder:
         return ends_here and is_in_bounds(access)
 
     def _unread(self) -> int:
-        """Removes loads without uses, and all stores to buffers that nothing reads, with the buffers."""
+        """Removes loads without uses, and all stores to buffers that nothing reads, with the buffers.
+
+        With ``loops`` only buffers that one nest has for itself.
+        """
         count = 0
         for op in list(self.graph.walk()):
             if op.name in _LOADS and not op.result.has_uses and all(map(is_in_bounds, accesses_of(op))):
@@ -135,12 +142,26 @@ class _Forwarder:
                 count += 1
         for op in [op for op in self.graph.walk() if op.name == "memref.alloc"]:
             uses = list(_uses_of_memory(op.result))
+            if self.loops and not self._is_private(uses):
+                continue
             if all(_only_writes(use, op.result) for use in uses):
                 for user in reversed(uses):
                     user.erase()
                 op.erase()
                 count += len(uses) + 1
         return count
+
+
+    def _is_private(self, uses: Iterable[Operation]) -> bool:
+        nests = {_around(use) for use in uses if use.name not in _SAME_MEMORY}
+        return len(nests) < 2 and all(nest.block is self.graph.block for nest in nests)
+
+
+def _around(op: Operation) -> Operation:
+    """The outermost operation that an operation stands in."""
+    while (outer := parent(op)) is not None:
+        op = outer
+    return op
 
 
 def _untouched(known: Iterable[_Known], accesses: Iterable[Access], block: Block) -> list[_Known]:

@@ -54,6 +54,10 @@ class FuseLoops(Pass):
 
     keeps_types: ClassVar[bool] = True
 
+    def is_local(self) -> bool:
+        """Whether the loops to be fused stand inside of nests."""
+        return bool(self.inside)
+
     def run(self, module: Module, context: PassContext) -> bool:
         fused = 0
         for graph in walk_graphs(module):

@@ -7,10 +7,9 @@ import re
 import pytest
 from pass_checks import load
 
-from ir.clone import clone_module, clone_operation
-from ir.core import Graph, Module, Operation, Value
+from ir.clone import clone_module
+from ir.core import Graph, Module, Operation
 from ir.dims import Dim
-from ir.inference import infer_module
 from ir.printer import print_module
 from ir.structure import structure_of
 from ir.types import MemRefType
@@ -21,6 +20,7 @@ from passes.infra.registry import find_pass, pass_files
 from passes.infra.twins import FENCE, fold
 from passes.pipelines import load_pipeline
 from tests.generators import random_module
+from tests.twin_programs import LAYERS, doubled
 
 NAME = re.compile(r'%"(?:[^"\\]|\\.)*"|%[A-Za-z0-9_.]+')
 
@@ -46,36 +46,11 @@ def both_ways(module: Module, pipeline: str) -> tuple[Module, PassManager]:
     manager = PassManager(load_pipeline(pipeline), fold_twins=True)
     manager.run(folded)
     verify_module(folded)
-    assert without_names(folded) == without_names(plain)
+    if without_names(folded) != without_names(plain):  # nests that are folded share constants that others have one by one
+        for module in (plain, folded):
+            PassManager(load_pipeline("cse")).run(module)
+        assert without_names(folded) == without_names(plain)
     return folded, manager
-
-
-LAYERS = """
-graph @layer(%x: f32[B, S, 64], %w: f32[64, 64], %b: f32[64], %n: f32[64]) -> f32[B, S, 64] {
-  %l = linear(%x, %w, bias=%b)
-  %g = gelu(%l)
-  %m = softmax(%g)
-  %a = add(%x, %m)
-  %y = layernorm(%a, weight=%n)
-  return %y
-}
-
-graph @main(%x: f32[B, S, 64], %w: f32[3, 64, 64], %b: f32[3, 64], %n: f32[64], %c: f32[64, 96]) -> (f32[B, S, 64], f32[B, S, 96]) {
-  %w0, %w1, %w2 = split(%w, sizes=[1, 1, 1], axis=0)
-  %v0 = squeeze(%w0, axes=[0])
-  %v1 = squeeze(%w1, axes=[0])
-  %v2 = squeeze(%w2, axes=[0])
-  %b0, %b1, %b2 = split(%b, sizes=[1, 1, 1], axis=0)
-  %c0 = squeeze(%b0, axes=[0])
-  %c1 = squeeze(%b1, axes=[0])
-  %c2 = squeeze(%b2, axes=[0])
-  %y0 = call(@layer, %x, %v0, %c0, %n)
-  %y1 = call(@layer, %y0, %v1, %c1, %n)
-  %y2 = call(@layer, %y1, %v2, %c2, %n)
-  %z = matmul(%y2, %c)
-  return %y2, %z
-}
-"""
 
 
 @pytest.mark.parametrize("end", ["lower-to-loops", "split-reduction", "unroll-vectors"])
@@ -83,27 +58,6 @@ def test_layers(end):
     passes = load_pipeline("cpu")
     last = max(n for n, p in enumerate(passes) if format_pass(p).startswith(end))
     both_ways(load(LAYERS), ",".join(map(format_pass, passes[: last + 1])))
-
-
-def doubled(module: Module) -> Module | None:
-    """A program that does everything twice; None for one that updates arrays."""
-    graph = module.main
-    if any(p.inout for p in graph.parameters) or any(op.definition.updates or op.name == "graph.call" for op in graph.walk()):
-        return None
-    copy = clone_module(module)
-    main = copy.graphs[graph.name]
-    results = list(main.results)
-    last = main.return_op
-    mapping: dict[Value, Value] = {}
-    for op in [o for o in main.block if not o.definition.is_terminator]:
-        main.block.insert_before(last, clone_operation(op, mapping, lambda name: f"{name}.again"))
-    last.set_operands([*results, *(mapping.get(v, v) for v in results)])
-    main.result_names += [""] * len(results)
-    main.result_types += main.result_types
-    main.bare = False
-    main.result_names = [f"r{n}" for n in range(2 * len(results))]
-    infer_module(copy)
-    return copy
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -147,7 +101,7 @@ def test_kinds_are_told_apart():
     module = load(TWO)
     before = print_module(module)
     folding = fold(module)
-    assert folding is not None and len(nests(module.main)) == 2
+    assert folding.kinds and len(nests(module.main)) == 2
     assert sum(op.definition is FENCE for op in module.main.block) == 3
     folding.unfold()
     assert print_module(module) == before
@@ -155,13 +109,13 @@ def test_kinds_are_told_apart():
 
 
 def test_nothing_to_fold():
-    assert fold(load("graph @main(%x: f32[4]) -> f32[4] {\n  %y = neg(%x)\n  return %y\n}\n")) is None
+    assert not fold(load("graph @main(%x: f32[4]) -> f32[4] {\n  %y = neg(%x)\n  return %y\n}\n")).kinds
 
 
 def test_same_memory_is_a_kind_of_its_own():
     text = TWO.replace("%c3 = %C[i], %b3 = %B[i]", "%c3 = %C[i], %b3 = %C[i]")
     module = load(text)
-    assert fold(module) is None
+    assert not fold(module).kinds
 
 
 def test_zeros_of_two_signs_differ():
