@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.llvm.emit import emit_graph
 from codegen.llvm.jit import Code, assembly, compile_object, host_attributes
+from codegen.llvm.main import STORED
 from codegen.runtime.pages import aligned_arrays
 from codegen.runtime.program import NativeProgram
 from codegen.runtime.threads import shared_pool
+from graph_opt.ahead import Ahead
 from graph_opt.executable import NativeExecutable
 from ir.attributes import GraphRef
 from ir.core import Graph, Module, Operation
@@ -25,7 +27,6 @@ from ir.types import TensorType
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from codegen.llvm.native import NativeModule
     from codegen.runtime.threads import Pool
     from ir.weights import WeightSource
 
@@ -61,10 +62,15 @@ def _load_quickly(text: str) -> Code:
 
 def _program(module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int, *, clocks: bool = False) -> NativeProgram:
     Interpreter(module, sources).check_sizes(graph, {})
-    text = emit_graph(module, graph, attributes=host_attributes(), clocks=clocks)
-    stored = _Stored(module, sources, threads).tensors(text)
+    stored = Ahead(lambda: _Stored(module, sources, threads).tensors(graph))  # reads and copies, while others compute
+    try:
+        text = emit_graph(module, graph, attributes=host_attributes(), clocks=clocks)
+        code = Code.from_program(text.text, text.function)
+    finally:
+        stored.wait()
+    arrays = stored.result()
     return NativeProgram(
-        text, Code.from_program(text.text, text.function), graph, stored,
+        text, code, graph, [arrays[a.operation] for a in text.arguments if a.kind == "stored" and a.operation is not None],
         threads=threads if text.parallel else 1, pool=_pool, poison=os.environ.get(POISON) == "1",
     )  # fmt: skip
 
@@ -83,9 +89,9 @@ class _Stored:
         self._interpreter = Interpreter(_load_time_part(module), sources)
         self._initial: dict[str, list[NDArray[Any]]] = {}
 
-    def tensors(self, text: NativeModule) -> list[NDArray[Any]]:
-        """The arrays behind the stored arguments of a native graph."""
-        return [self._tensor(a.operation) for a in text.arguments if a.kind == "stored" and a.operation is not None]
+    def tensors(self, graph: Graph) -> dict[Operation, NDArray[Any]]:
+        """The arrays behind the stored tensors of a native graph."""
+        return {op: self._tensor(op) for op in graph.block if op.definition.full_name in STORED}
 
     def _tensor(self, op: Operation) -> NDArray[Any]:
         reference = op.attributes.get("source")

@@ -20,7 +20,8 @@ from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim
 from ir.types import MemRefType, TensorType
 
-_STORED = ("graph.weight", "graph.constant", "graph.initial")
+STORED = ("graph.weight", "graph.constant", "graph.initial")
+"""Operations of a graph's own block whose results are there before it runs."""
 _READS = ("memref.load", "vector.load")
 
 
@@ -123,7 +124,7 @@ class MainWriter(Writer):
     def operation(self, op: Operation) -> None:
         name = op.definition.full_name
         self.current = op
-        if name in _STORED:
+        if name in STORED:
             self.stored.append(op)
             result = op.results[0]
             self.tensors[result] = self._tensor_buffer(result, len(self.graph.parameters) + len(self.graph.results) + len(self.stored) - 1, 64)
