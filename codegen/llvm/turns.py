@@ -17,6 +17,9 @@ from ir.layout import RangeArg, layout_of
 SHARED_WORK = 4096
 """Simple operations from which on a loop is shared when the threads are at work anyway: less costs more to hand out than it saves."""
 
+SHARING_COST = 8192
+"""What handing out a loop costs, and bringing what one thread has written to another: so many simple operations."""
+
 _INFINITE = "0x7FF0000000000000"
 
 
@@ -105,7 +108,8 @@ class Turns:
 
 
 def total_work(w: Writer, graph: Graph) -> str:
-    """About how many simple operations the shared loops of a graph are, as a double of the named dimensions; infinite when unknown."""
+    """About how many simple operations the shared loops of a graph are, less what sharing costs, as a double of the named dimensions;
+    infinite when unknown."""
     total = "0.0"
     for op in graph.walk():
         if not is_shared(op):
@@ -113,8 +117,10 @@ def total_work(w: Writer, graph: Graph) -> str:
         work = op.attribute("work")
         if not isinstance(work, int | DimExpr):
             return _INFINITE
-        value = _sum(w, [_product(w, [estimate(w, work), *(estimate(w, r) for r in _rounds_around(op))])])
-        total = _sum(w, [total, value])
+        rest = _sum(w, [estimate(w, work), _double(-SHARING_COST)])
+        some = w.pure(0, f"fcmp ogt double {rest}, 0.0")
+        gain = w.pure(0, f"select i1 {some}, double {rest}, double 0.0")
+        total = _sum(w, [total, _product(w, [gain, *(estimate(w, r) for r in _rounds_around(op))])])
     return total
 
 

@@ -28,9 +28,9 @@ STATE_VALUES = 8
 STATE_CALLBACK = 192
 """The function that prints a tensor: ``i32 (i64 site, ptr data, ptr dims)``, with the named dimensions of the graph; 0 goes on."""
 
-LEAST_WORK = 16384
-"""A program with fewer simple operations to share (about 3 microseconds) runs on the caller's thread alone."""
-WORK_PER_THREAD = 8192
+LEAST_WORK = 36864
+"""A program with fewer simple operations to share (about 5 microseconds) runs on the caller's thread alone."""
+WORK_PER_THREAD = 12288
 """No more threads are used than have so many simple operations to do each."""
 
 STATE_STOP, STATE_CHECK = 200, 208

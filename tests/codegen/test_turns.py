@@ -9,7 +9,7 @@ import pytest
 
 import graph_opt
 from codegen.llvm.emit import emit_graph
-from codegen.llvm.turns import SHARED_WORK
+from codegen.llvm.turns import SHARED_WORK, SHARING_COST
 from codegen.runtime.processors import PROCESSORS
 from ir.diagnostics import GraphError
 
@@ -68,9 +68,11 @@ def test_any_size(monkeypatch: pytest.MonkeyPatch, works: list[str], threads: in
 
 
 @pytest.mark.parametrize(("works", "size", "wanted"), [
-    (["12*N", "N*N"], 100, 11_200),
-    (["N ceildiv 8", "N floordiv 8", "N mod 8", "min(N, 3)", "max(N, 20)"], 13, 2 + 1 + 5 + 3 + 20),
-    (["N", "100", ""], 7, 107),
+    (["12*N", "N*N"], 1000, 12_000 + 1_000_000 - 2 * SHARING_COST),
+    (["10000*N", "N*N", "N"], 100, 1_000_000 + 10_000 - 2 * SHARING_COST),
+    (["20000*(N ceildiv 8)", "20000*(N floordiv 8)", "20000*(N mod 8)", "20000*min(N, 3)"], 13, 20_000 * (2 + 1 + 5 + 3) - 4 * SHARING_COST),
+    (["max(N, 20000)"], 13, 20_000 - SHARING_COST),
+    (["10000*N", "20000", ""], 7, 90_000 - 2 * SHARING_COST),
     (["N*N*N*N"], 2**31 - 1, float((2**31 - 1) ** 4)),
 ])  # fmt: skip
 def test_how_much_there_is_to_do(works: list[str], size: int, wanted: float) -> None:
@@ -88,7 +90,7 @@ def test_loops_around_count() -> None:
     text = """graph @main(%C: memref<f32[N, 8]>) {
   %one = arith.constant(1.0) : f32
   scf.for(%r = 0 to N step 4) {
-    scf.parallel(%i = 0 to 8, mapping="threads", work=50) {
+    scf.parallel(%i = 0 to 8, mapping="threads", work=20000) {
       memref.store(%one, %C[%r, %i])
       yield
     }
@@ -98,7 +100,7 @@ def test_loops_around_count() -> None:
 }
 """
     call = graph_opt.compile(graph_opt.parse(text))
-    assert call._program._work(np.array([10]).ctypes.data) == 150  # type: ignore[attr-defined]
+    assert call._program._work(np.array([10]).ctypes.data) == 3 * (20_000 - SHARING_COST)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -58,8 +58,8 @@ def test_the_numbers_stay() -> None:
 
 @pytest.mark.parametrize(("rows", "columns", "work", "tags"), [
     ("8", "8", 16384, []),
-    ("8", "8", 320, ["row"]),
-    ("8", "8", 321, []),
+    ("8", "8", 576, ["row"]),
+    ("8", "8", 577, []),
     ("B", "8", 16384, ["row"]),
     ("64", "N", 16384, ["row"]),
     ("0", "N", 1, []),
@@ -71,8 +71,8 @@ def test_work_decides(rows: str, columns: str, work: int, tags: list[str]) -> No
 
 def test_expensive_operations_count_more() -> None:
     text = copies("8", "8").replace("memref.store(%v", "%e = math.exp(%v) : f32\n      memref.store(%e")
-    assert shared(optimize(text, f"parallelize{{work={21 * 64}}}")) == ["row"]
-    assert not shared(optimize(text, f"parallelize{{work={21 * 64 + 1}}}"))
+    assert shared(optimize(text, f"parallelize{{work={25 * 64}}}")) == ["row"]
+    assert not shared(optimize(text, f"parallelize{{work={25 * 64 + 1}}}"))
 
 
 def test_vectors_count_by_machine_vectors() -> None:
@@ -86,8 +86,8 @@ graph @main(%X: memref<f32[4, 160]>, %C: memref<f32[4, 160]>) {
   return
 }
 """
-    assert shared(optimize(text, "parallelize{work=200}")) == [""]
-    assert not shared(optimize(text, "parallelize{work=201}"))
+    assert shared(optimize(text, "parallelize{work=360}")) == [""]
+    assert not shared(optimize(text, "parallelize{work=361}"))
 
 
 @pytest.mark.parametrize("rows", ["1", "2", "3"])
@@ -157,10 +157,10 @@ def test_twice_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns", "work"), [
-    ("64", "1000", "320000"),
-    ("B", "8", "40*B"),
-    ("B", "C", "5*B*C"),
-    ("B", "C+1", "5*B*C+5*B"),
+    ("64", "1000", "576000"),
+    ("B", "8", "72*B"),
+    ("B", "C", "9*B*C"),
+    ("B", "C+1", "9*B*C+9*B"),
 ])  # fmt: skip
 def test_the_work_is_written_down(rows: str, columns: str, work: str) -> None:
     text = copies(rows, columns)
@@ -175,7 +175,7 @@ def test_work_that_nobody_knows_is_left_out() -> None:
 
 
 def test_steps_round_up() -> None:
-    assert 'mapping="threads", work=40*(B ceildiv 16))' in print_module(optimize(copies("B", "8", step=16), "parallelize"))
+    assert 'mapping="threads", work=72*(B ceildiv 16))' in print_module(optimize(copies("B", "8", step=16), "parallelize"))
 
 
 def merged(text: str, options: str = "") -> list[list[str]]:
@@ -193,10 +193,10 @@ def nest_of_three(outer: str, middle: str, *, inner: str = "600") -> str:
 @pytest.mark.parametrize(("outer", "middle", "inner", "wanted"), [
     ("B", "9", "600", ["0 to B", "0 to 9"]),
     ("9", "5", "6000", ["0 to 9", "0 to 5"]),
-    ("9", "5", "600", ["0 to 9"]),
+    ("9", "5", "400", ["0 to 9"]),
     ("16", "5", "6000", ["0 to 16"]),
     ("B", "9", "N", ["0 to B", "0 to 9"]),
-    ("B", "9", "60", ["0 to B"]),
+    ("B", "9", "50", ["0 to B"]),
     ("5", "N", "6000", ["0 to 5", "0 to N"]),
 ])  # fmt: skip
 def test_short_loops_are_merged(outer: str, middle: str, inner: str, wanted: list[str]) -> None:
@@ -232,10 +232,10 @@ graph @main(%x: f32[B, 3, S]) -> f32[B, 3, S] {
 }
 """
     after = optimize(text, "parallelize")
-    assert "scf.parallel(%b = 0 to B, %h = 0 to 3, mapping=\"threads\", work=15*B*S)" in print_module(after)
+    assert "scf.parallel(%b = 0 to B, %h = 0 to 3, mapping=\"threads\", work=27*B*S)" in print_module(after)
     assert_same_runs(load(text), after, [((b, 3, s),) for b in (0, 1, 4) for s in (0, 1, 5)])
 
 
 def test_work_of_bounds_that_are_values() -> None:
     text = copies("B", "C").replace("    scf.parallel(%j = 0 to C", "    %n = affine.min(2*%i + 1, C) : index\n    scf.parallel(%j = 0 to %n")
-    assert 'tag="row", mapping="threads", work=5*B*C+B)' in print_module(optimize(text, "parallelize"))
+    assert 'tag="row", mapping="threads", work=9*B*C+B)' in print_module(optimize(text, "parallelize"))

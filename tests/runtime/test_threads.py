@@ -216,7 +216,7 @@ print(program.threads, len(names))
         assert (done.returncode, done.stdout.strip(), done.stderr) == (0, wanted, "")
 
 
-@pytest.mark.parametrize(("work", "threads"), [(0, 1), (16383, 1), (16384, 2), (40_000, 4), (1e9, 5), (float("inf"), 5)])
+@pytest.mark.parametrize(("work", "threads"), [(0, 1), (36863, 1), (36864, 3), (50_000, 4), (1e9, 5), (float("inf"), 5)])
 def test_little_work_has_few_threads(work: float, threads: int) -> None:
     assert threads_for(work, 5) == threads and threads_for(work, 1) == 1
 
@@ -226,9 +226,9 @@ def test_small_programs_do_not_wake_the_pool() -> None:
     try:
         code = PARALLEL + "define double @f_work(ptr %dims) {\n  %n = load i64, ptr %dims\n  %work = sitofp i64 %n to double\n  ret double %work\n}\n"
         program = native(PARALLEL_GRAPH, code, ["N"], threads=2, pool=lambda: pool)
-        check(program, 16383)
+        check(program, 36863)
         assert pool.workers == 0
-        check(program, 16384)
+        check(program, 36864)
         assert pool.workers == 1
     finally:
         pool.close()
@@ -236,7 +236,7 @@ def test_small_programs_do_not_wake_the_pool() -> None:
 
 def test_runs_that_are_far_apart() -> None:
     """Small ones don't wake workers, large ones do, and those that follow each other closely find them awake."""
-    for work in ("20000.0", "1.0e9"):
+    for work in ("40000.0", "1.0e9"):
         code = PARALLEL + f"define double @f_work(ptr %dims) {{\n  ret double {work}\n}}\n"
         program = native(PARALLEL_GRAPH, code, ["N"], threads=2, pool=the_pool)
         for pause in (0.0, 0.002, 0.0, 0.0001):
