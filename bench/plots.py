@@ -22,7 +22,8 @@ def plot(report: Path) -> list[Path]:
     """Draws what a JSON report holds, beside it; gives the files.  Raises ImportError without matplotlib."""
     matplotlib = import_module("matplotlib")
     matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": "graph-opt", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False})
+    look = {"svg.hashsalt": "graph-opt", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
+    matplotlib.rcParams.update(look)
     found = json.loads(report.read_text())
     drawn = []
     for name, draw in (("roofline", roofline), ("ratios", ratios), ("shares", shares)):
