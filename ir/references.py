@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ir.attributes import GraphRef
 from ir.core import Graph, Module, Operation
+from ir.opdef import REGISTRY
 
 INITIAL = "graph.initial"
 """The operation that stands for a result of a graph that runs when the program is loaded."""
@@ -35,7 +36,8 @@ def reachable_graphs(module: Module, roots: Iterable[str]) -> dict[str, None]:
 
 def load_time_graphs(module: Module) -> dict[str, None]:
     """Names of the graphs that run when the program is loaded: those that an ``initial`` mentions, and what they mention."""
-    roots = [n for op in module.walk() if op.name == INITIAL for n in referenced_graphs(op)]
+    initial = REGISTRY.get(INITIAL)
+    roots = [n for op in module.walk() if op.definition is initial for n in referenced_graphs(op)]
     return reachable_graphs(module, roots)
 
 
