@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from dialects.graph.constant import constant, full, initial, iota, weight
 from dialects.graph.shape import flatten, reshape, squeeze, unsqueeze
@@ -60,6 +60,8 @@ class HoistToInit(Pass):
 
     ``@main.init`` is extended when it is there already, and loses results that nothing takes any more.
     """
+
+    keeps_types: ClassVar[bool] = True
 
     growth: int = 4
     """largest size of a result, as a multiple of what it is made of; 0 for any size"""
