@@ -48,6 +48,8 @@ class Lifetimes:
         self.names: dict[Value, Value] = {}
         """every value that is the memory of an alloc of the top level -> the alloc"""
         self.buffers: list[Buffer] = []
+        self.results: list[Buffer] = []
+        """those that are the memory of a result"""
         self.unused: list[Operation] = []
         numbers = {op: i for i, op in enumerate(self.order)}
         for op in self.order:
@@ -60,13 +62,14 @@ class Lifetimes:
         if not any(alloc.result.users):
             self.unused.append(alloc)
             return
-        if not _can_move(alloc) or not all(map(_keeps_nothing, uses)) or _is_result(self.graph, numbers, uses):
+        if not _can_move(alloc) or not all(map(_keeps_nothing, uses)):
             return
+        found = self.results if _is_result(self.graph, numbers, uses) else self.buffers
         touches = sorted({numbers[top_level(u.owner, self.graph.block)] for u in uses if u.owner.name not in _NO_ACCESS})
         if touches:
             assert isinstance(alloc.result.type, MemRefType)
             self.names.update(names)
-            self.buffers.append(Buffer(alloc.result, product(alloc.result.type.shape) * alloc.result.type.dtype.itemsize, touches))
+            found.append(Buffer(alloc.result, product(alloc.result.type.shape) * alloc.result.type.dtype.itemsize, touches))
 
 
 def _uses_through_reshapes(root: Value, names: dict[Value, Value]) -> Iterator[Use]:

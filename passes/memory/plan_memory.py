@@ -11,7 +11,7 @@ from ir.core import Graph, Module, Operation
 from ir.dims import Dim, symbols_of
 from ir.layout import LAYOUT
 from ir.opdef import REGISTRY
-from ir.rewriter import replace_op
+from ir.rewriter import move_before, replace_op
 from ir.types import MemRefType, u8
 from passes.infra.base import Pass, PassContext
 from passes.memory._inplace import TakingOver
@@ -50,7 +50,8 @@ class PlanMemory(Pass):
     of them.
 
     A nest's output takes over the memory of an input that nothing needs afterwards when both have the same size and it is
-    proved that every element is read before its place is written (``inplace=false`` leaves that out).
+    proved that every element is read before its place is written (``inplace=false`` leaves that out).  What only the nest needs that
+    makes a result of the graph lies in the memory of the result, if it is of the same type.
 
     Left alone are buffers inside of regions, those that become a result of the graph (taken out by ``memref.to_tensor``,
     only returned, not written afterwards: they are the result's own memory), what leaves by other ways than reading and
@@ -76,17 +77,23 @@ def _plan(graph: Graph, context: PassContext, inplace: bool) -> bool:
         alloc.erase()
     if not lifetimes.buffers:
         return bool(lifetimes.unused)
-    blocks = _blocks(lifetimes) if inplace else [Block([b]) for b in lifetimes.buffers]
+    taking_over = TakingOver(lifetimes.names)
+    blocks = _blocks(lifetimes, taking_over) if inplace else [Block([b]) for b in lifetimes.buffers]
+    lent = _lent_by_results(lifetimes, blocks, taking_over) if inplace else {}
+    arena = [b for b in blocks if b not in lent]
     sizes = Sizes(graph)
-    packing = pack(blocks, sizes)
-    _report(context, packing, lifetimes.buffers, len(lifetimes.buffers) - len(blocks), sizes)
-    _rewrite(graph, {b: packing.offsets[block] for block in blocks for b in block.buffers}, packing.total)
+    packing = pack(arena, sizes) if arena else Packing({}, 0, 0)
+    moved = sum(len(b.buffers) for b in lent)
+    _report(context, packing, lifetimes.buffers, len(lifetimes.buffers) - len(blocks), moved, sizes)
+    for block, result in lent.items():
+        _lend(block, result)
+    if arena:
+        _rewrite(graph, {b: packing.offsets[block] for block in arena for b in block.buffers}, packing.total)
     return True
 
 
-def _blocks(lifetimes: Lifetimes) -> list[Block]:
+def _blocks(lifetimes: Lifetimes, taking_over: TakingOver) -> list[Block]:
     """Buffers in order of their first use, joined with the one whose memory they may take over."""
-    taking_over = TakingOver(lifetimes.names)
     blocks: list[Block] = []
     ending: dict[int, list[Block]] = {}
     for buffer in sorted(lifetimes.buffers, key=lambda b: (b.first, b.last)):
@@ -103,7 +110,36 @@ def _blocks(lifetimes: Lifetimes) -> list[Block]:
     return blocks
 
 
-def _report(context: PassContext, packing: Packing, buffers: list[Buffer], joined: int, sizes: Sizes) -> None:
+def _lent_by_results(lifetimes: Lifetimes, blocks: list[Block], taking_over: TakingOver) -> dict[Block, Buffer]:
+    """Blocks that can lie in the memory of a result before it is written: only the nest that makes the result needs them."""
+    lent: dict[Block, Buffer] = {}
+    for result in lifetimes.results:
+        nest = lifetimes.order[result.first]
+        for block in blocks:
+            last = block.buffers[-1]
+            fits = block.first == block.last == result.first and all(b.type == result.type for b in block.buffers)
+            if fits and block not in lent and taking_over.may(nest, last, result):
+                lent[block] = result
+                break
+    return lent
+
+
+def _lend(block: Block, result: Buffer) -> None:
+    """Puts the memory of a result in the place of buffers; it is made before the first of them."""
+    ops = [b.value.defining_op for b in (*block.buffers, result)]
+    alloc = ops.pop()
+    graph = alloc.graph if alloc is not None else None
+    assert alloc is not None and graph is not None
+    first = next(op for op in graph.block if op in ops or op is alloc)
+    if first is not alloc:
+        move_before(alloc, first, graph.block)
+    for op in ops:
+        assert op is not None
+        op.result.replace_all_uses_with(result.value)
+        op.erase()
+
+
+def _report(context: PassContext, packing: Packing, buffers: list[Buffer], joined: int, lent: int, sizes: Sizes) -> None:
     """Tells the figures for example sizes, and what they are for any."""
     alone: Dim = sum((sizes.aligned(b.size) for b in buffers), 0)
     figures = {"bytes in the arena": packing.total, "bytes needed at once": packing.bound, "bytes without sharing": alone}
@@ -113,7 +149,8 @@ def _report(context: PassContext, packing: Packing, buffers: list[Buffer], joine
         else:
             at = ", ".join(f"{n}={sizes.example[n]}" for n in symbols_of(dim))
             context.count(f"{name} ({dim}), for {at}", sizes.examples(dim)[0])
-    context.count("buffers in the arena", len(buffers))
+    context.count("buffers in the arena", len(buffers) - lent)
+    context.count("buffers in the memory of a result", lent)
     context.count("buffers that took over the memory of an input", joined)
 
 

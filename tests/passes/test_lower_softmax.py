@@ -83,8 +83,8 @@ def test_three_loops_for_a_row() -> None:
     """The largest element, exponentials with their sum, the product."""
     after = load(text("softmax(%x)", "f32[M, 256]"))
     apply(after, "cpu")
-    (row,) = (op for op in after.main.block if is_loop(op))
+    row, _ = (op for op in after.main.block if is_loop(op))  # four rows at once, and what is left over
     loops = [op for op in row.regions[0].block if is_loop(op)]
     assert [op.name for op in loops] == ["scf.for", "scf.for", "scf.parallel"]
     assert not any(op.name in ("arith.maximumf", "arith.divf") for loop in loops for op in loop.walk())
-    assert sum(op.name == "vector.store" for op in loops[1].walk()) == 1
+    assert sum(op.name == "vector.store" for op in loops[1].walk()) == 4

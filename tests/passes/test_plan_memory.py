@@ -344,6 +344,23 @@ def test_rows_in_tiles_and_pieces() -> None:
     check_plan(module, "main", arrays)
 
 
+def test_what_only_the_nest_of_a_result_needs() -> None:
+    """The exponentials of a softmax lie where the result will; not of one that is read again, or of another type."""
+    head, tail = "graph @main(%x: f32[B, C]) -> ", "\n}\n"
+    programs = {
+        head + "f32[B, C] {\n  %y = softmax(%x)\n  return %y" + tail: {"y.buffer": "alloc"},
+        head + "f16[B, C] {\n  %h = cast(%x, dtype=f16)\n  %y = softmax(%h)\n  return %y" + tail: {"arena", "y.exp.buffer", "y.buffer"},
+        head + "(f32[B, C], f32[B, C]) {\n  %y = softmax(%x)\n  %z = softmax(%y)\n  return %y, %z" + tail: {"y.buffer": "alloc", "z.buffer": "alloc"},
+    }
+    for text, expected in programs.items():
+        module = parse_module(text)
+        apply(module, PRESETS["cpu"].partition("plan-memory,")[0] + "plan-memory")
+        found = places(module)
+        assert (set(found) if isinstance(expected, set) else found) == expected
+        for sizes in ({"B": 2, "C": 83}, {"B": 3, "C": 16}, {"B": 1, "C": 1}):
+            check_plan(module, "main", generate_inputs(module, module.main, sizes, "real", 2))
+
+
 # -- sizes -------------------------------------------------------------------------------------------------------------
 
 
