@@ -21,7 +21,7 @@ _LINALG = (
 
 _LOOPS = (
     # products: blocks of rows and columns that the registers hold, wider ones where there are many rows; factors arranged by columns
-    "transpose-operands",
+    "transpose-operands{near=8192}",
     "collapse",
     "lower-to-loops",
     "tile{loop=n, size=$columns, outside=m, rounds=48, across=$lanes}",

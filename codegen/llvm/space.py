@@ -8,6 +8,7 @@ the difference to show (named dimensions are at most ``SYMBOL_LIMIT``, and so ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from codegen.llvm.polynomials import Monomial, Poly, add, as_number, constant, divide_by_content, multiply, scale, split_constant
@@ -241,16 +242,34 @@ class Space:
 
     def magnitude(self, poly: Poly) -> int:
         """A bound of the absolute value."""
-        total = 0
-        for monomial, coefficient in poly.items():
-            size = 1
+        return sum(abs(coefficient) * self._size(monomial) for monomial, coefficient in poly.items())
+
+    def _size(self, monomial: Monomial) -> int:
+        """A bound of a product.  One of named dimensions, or of their multiples divided and rounded up, is looked at before a run."""
+        if len(monomial) > 1:
+            names: list[int] = []
+            factor = 1
             for number in monomial:
-                size *= self.atoms[number].magnitude
-            if len(monomial) > 1 and all(self.atoms[n].name for n in monomial):
-                self.guarded[monomial] = None
-                size = SYMBOL_LIMIT
-            total += abs(coefficient) * size
-        return total
+                some, times = self._names_in(number)
+                names += some
+                factor *= times
+            if factor:
+                self.guarded[tuple(sorted(names))] = None
+                return factor * SYMBOL_LIMIT
+        return math.prod(self.atoms[n].magnitude for n in monomial)
+
+    def _names_in(self, number: int) -> tuple[Monomial, int]:
+        """Named dimensions and a factor whose product is not less than an atom that is 0 or more: x for x ceildiv 16; else a
+        factor of 0."""
+        atom = self.atoms[number]
+        if atom.name:
+            return (number,), 1
+        if atom.function is not None and atom.function[0] == "ceildiv" and len(atom.function[1][0]) == 1:
+            ((monomial, factor),) = atom.function[1][0].items()
+            divisor = as_number(atom.function[1][1])
+            if monomial and factor > 0 and divisor is not None and divisor > 0 and all(self.atoms[n].name for n in monomial):
+                return monomial, factor
+        return (), 0
 
     def is_exact(self, poly: Poly) -> bool:
         """Whether code computes the polynomial without wrapping around."""

@@ -80,6 +80,7 @@ class HoistToInit(Pass):
             if moved:
                 _Hoisting(graph, module, moved).run()
                 context.count("operations moved", len(moved))
+                context.count("bytes computed when the program is loaded", sum(_bytes(op.result) for op in graph.walk() if op.name == INITIAL))
                 changed = True
         for graph in walk_graphs(module):
             changed |= _drop_results(graph, module)

@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 from ir.builder import Builder
 from ir.builtin import yield_
 from ir.core import Module, Operation, Region, Value
-from ir.dims import Dim, symbol, symbols_of
+from ir.dims import Dim, product, symbol, symbols_of
 from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, LoopDim
 from ir.opdef import REGISTRY
 from ir.rewriter import walk_graphs
 from ir.types import MemRefType, ScalarType
 from passes.infra.base import Pass, PassContext
-from passes.linalg._fusion import Nest, Read, is_nest, nested_nests, root, set_bindings
+from passes.linalg._fusion import Nest, Read, is_nest, nested_nests, plain_name, root, set_bindings
 from passes.linalg._roles import Roles
+from passes.memory._sizes import Sizes
 
 _STORED = ("graph.weight", "graph.constant", "graph.initial")
 
@@ -56,8 +57,14 @@ class TransposeOperands(Pass):
           return
         }
 
-    Weights and constants stay: ``pack`` arranges them once, when the program is loaded.
+    Weights and constants stay: ``pack`` arranges them once, when the program is loaded.  With ``near`` matrices stay whose
+    columns have so many bytes at most: ``pack`` makes a panel of some columns where they are read, while it is in the cache.
+
+    The statistics tell the bytes that nests transpose when the program runs, those of this pass among them.
     """
+
+    near: int = 0
+    """most bytes of a column of a matrix that is left to ``pack``"""
 
     keeps_types: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -67,11 +74,24 @@ class TransposeOperands(Pass):
         for graph in walk_graphs(module):
             for op in list(graph.block):
                 if op.name == "linalg.generic" and is_nest(op):
-                    changed |= _transpose(op, context)
+                    changed |= _transpose(op, self.near, context)
+            turned = [_turned_bytes(op) for op in graph.block if op.name == "linalg.generic" and is_nest(op)]
+            if any(turned):
+                Sizes(graph).report(context, "bytes transposed by nests", sum(turned, 0))
         return changed
 
 
-def _transpose(op: Operation, context: PassContext) -> bool:
+def _turned_bytes(op: Operation) -> Dim:
+    """How much a nest stores in another order than it reads it in."""
+    nest, roles = Nest(op), Roles(op)
+    if not any(roles.tag(op, d.name) == "cross" for d in nest.dims):
+        return 0
+    type_ = nest.outputs[0].buffer.type
+    assert isinstance(type_, MemRefType)
+    return product(d.bound for d in nest.dims) * type_.dtype.itemsize
+
+
+def _transpose(op: Operation, near: int, context: PassContext) -> bool:
     roles = Roles(op)
     columns = [d.name for d in Nest(op).dims if roles.tag(op, d.name) == "n"]
     rows = [d.name for d in Nest(op).dims if roles.tag(op, d.name) == "m"]
@@ -83,12 +103,12 @@ def _transpose(op: Operation, context: PassContext) -> bool:
             continue
         for position, read in enumerate(nest.reads):
             bounds = {d.name: d for d in (*Nest(op).dims, *nest.dims)}
-            if not _is_crosswise(read, columns[0], bounds):
+            if not _is_crosswise(read, columns[0], bounds) or _is_near(read, columns[0], near):
                 continue
             copy = _copy_nest(op, read, columns[0], bounds)
             set_bindings(nest.op, [*nest.reads[:position], copy, *nest.reads[position + 1 :]], nest.outputs)
             nest = Nest(nest.op)
-            context.count("operands transposed")
+            context.count("factors transposed in front of a product")
             changed = True
     return changed
 
@@ -104,6 +124,16 @@ def _is_crosswise(read: Read, column: str, bounds: dict[str, LoopDim]) -> bool:
     return maker is None or maker.name != "memref.from_tensor" or maker.operands[0].defining_op is None or (
         maker.operands[0].defining_op.name not in _STORED
     )
+
+
+def _is_near(read: Read, column: str, near: int) -> bool:
+    """Whether ``pack`` arranges a factor where it is read."""
+    type_ = read.buffer.type
+    assert isinstance(type_, MemRefType)
+    if len(type_.shape) != 2 or read.indices[0] != symbol(column) or plain_name(read.indices[1]) is None:
+        return False
+    lines = type_.shape[1]
+    return isinstance(lines, int) and lines * type_.dtype.itemsize <= near
 
 
 def _copy_nest(op: Operation, read: Read, column: str, bounds: dict[str, LoopDim]) -> Read:

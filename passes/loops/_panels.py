@@ -39,6 +39,11 @@ class Panels:
     step: int
     width: int
 
+    @property
+    def crosswise(self) -> bool:
+        """Whether lines of the panels are neighbours in the buffer: ``A[column, step]``."""
+        return self.step > self.column
+
     def others(self, rank: int) -> list[int]:
         """The axes that stay as they are."""
         return [a for a in range(rank) if a not in (self.column, self.step)]
@@ -180,15 +185,20 @@ class _Filling:
 
     def loops(self, builder: Builder, outer: list[Dim]) -> None:
         """The loops that are left to build, inside those of ``outer`` variables."""
-        if len(outer) < len(self.extents):
+        if len(outer) == len(self.extents) - 1 and self.panels.crosswise:
+            self._turned(builder, outer, self.panels.width * outer[-1], outer)
+        elif len(outer) < len(self.extents):
             loop = self._loop(builder, RangeArg(0, self.extents[len(outer)], 1), "row")
             self.loops(Builder(body(loop), loc=builder.loc, origin=builder.origin), [*outer, value_symbol(variable(loop))])
             end_loop(loop)
-            return
-        self._line(builder, outer, self.panels.width * outer[-2], outer)
+        else:
+            self._line(builder, outer, self.panels.width * outer[-2], outer)
 
     def panel(self, builder: Builder, start: Dim) -> None:
         """A loop over the lines of one panel, whose first column is ``start``."""
+        if self.panels.crosswise:
+            self._turned(builder, [0], start, [])
+            return
         loop = self._loop(builder, RangeArg(0, self.extents[-1], 1), "row")
         line = value_symbol(variable(loop))
         self._line(Builder(body(loop), loc=builder.loc, origin=builder.origin), [0, line], start, [line])
@@ -196,20 +206,33 @@ class _Filling:
 
     def _line(self, builder: Builder, outer: list[Dim], start: Dim, place: list[Dim]) -> None:
         """Copies a line of a panel, whose first column is ``start``, to a ``place``."""
+        for columns, first in self._parts(start):
+            self._elements(builder, outer, columns, first, place, "col")
+
+    def _turned(self, builder: Builder, outer: list[Dim], start: Dim, place: list[Dim]) -> None:
+        """The same for all lines of a panel, which are neighbours in the buffer."""
+        for columns, first in self._parts(start):
+            loop = self._loop(builder, RangeArg(0, self.extents[-1], 1), "row" if first is None else "cross")
+            line = value_symbol(variable(loop))
+            inside = Builder(body(loop), loc=builder.loc, origin=builder.origin)
+            self._elements(inside, [*outer, line], columns, first, [*place, line], "col")
+            end_loop(loop)
+
+    def _parts(self, start: Dim) -> list[tuple[RangeArg, Dim | None]]:
+        """The columns of a panel that the buffer has, with the first one there, and those that it lacks."""
         width = self.panels.width
         left = self.type.shape[self.panels.column] - start
-        whole = isinstance(columns := self.type.shape[self.panels.column], int) and columns % width == 0
-        end = width if whole else dim_min(width, left)
-        self._elements(builder, outer, RangeArg(0, end, 1), start, place)
-        if not whole:
-            self._elements(builder, outer, RangeArg(end, width, 1), None, place)
+        if isinstance(columns := self.type.shape[self.panels.column], int) and columns % width == 0:
+            return [(RangeArg(0, width, 1), start)]
+        end = dim_min(width, left)
+        return [(RangeArg(0, end, 1), start), (RangeArg(end, width, 1), None)]
 
     def _loop(self, builder: Builder, bounds: RangeArg, tag: str) -> Operation:
         return create_loop(builder, "scf.parallel", bounds, name=f"{self.buffer.name}.i", tag=tag)
 
-    def _elements(self, builder: Builder, outer: list[Dim], bounds: RangeArg, start: Dim | None, place: list[Dim]) -> None:
+    def _elements(self, builder: Builder, outer: list[Dim], bounds: RangeArg, start: Dim | None, place: list[Dim], tag: str) -> None:
         """Copies elements of a line from the column ``start`` on; zeros for None."""
-        loop = self._loop(builder, bounds, "col")
+        loop = self._loop(builder, bounds, tag)
         at = value_symbol(variable(loop))
         with Builder(body(loop), loc=builder.loc, origin=builder.origin) as inner:
             zero = Dense(np.array(0, self.type.dtype.numpy), self.type.dtype)

@@ -84,7 +84,8 @@ class Pack(Pass):
     in the same layout share them.  Without ``stored_only`` other buffers are packed too: a matrix of a known number of
     lines panel by panel, in the round that reads it, others by a nest in front of the one that reads them.  That is worth
     it when there are many ``rows``, rounds of the loops between the tiles and the columns.  Where their number is known
-    only when the program runs, and lines may be far apart, there are two versions of the nest, of which it takes one.
+    only when the program runs, and lines may be far apart, there are two versions of the nest, of which it takes one.  A
+    matrix whose columns are its lines is turned panel by panel for more than one row.
 
     Run it after ``tile``, and before ``peel``, which splits tiles in ways that panels don't follow.
     """
@@ -179,8 +180,10 @@ class _Packing:
         nest = self._nest(load)
         if not panels.fit(access.buffer.type) or _is_written(access.buffer, nest):
             return False
-        at_run_time = not self.stored_only and self._has_rows(load, nest, tile, column)
-        if at_run_time and _fits_near(access, panels, column, _loop_of(tile)):
+        near = not self.stored_only and _fits_near(access, panels, column, _loop_of(tile))
+        turned = near and panels.crosswise and rows_between(tile, column) != 1  # as few rows as there may be
+        at_run_time = turned or (not self.stored_only and self._has_rows(load, nest, tile, column))
+        if at_run_time and near:
             self._pack_near(load, access, panels, tile, column)
             return True
         buffer = self._panels(access.buffer, panels, nest, at_run_time)

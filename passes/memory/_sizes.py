@@ -15,7 +15,8 @@ from ir.dims import Dim, DimExpr, DimFunction, UnknownDim, apply_function, ceild
 from ir.inference import plain_symbol
 from ir.inputs import choose_sizes
 from ir.signature import constraint_holds
-from ir.types import MemRefType
+from ir.types import type_symbols
+from passes.infra.base import PassContext
 
 ALIGNMENT = 64
 """Bytes; what every buffer begins at a multiple of."""
@@ -46,6 +47,14 @@ class Sizes:
     def example(self) -> dict[str, int]:
         """Some sizes that the graph may have: those for which figures are told."""
         return self._examples[0]
+
+    def report(self, context: PassContext, name: str, dim: Dim) -> None:
+        """Tells a number of bytes: for example sizes, and the expression."""
+        if isinstance(dim, int):
+            context.count(name, dim)
+        else:
+            at = ", ".join(f"{n}={self.example[n]}" for n in symbols_of(dim))
+            context.count(f"{name} ({dim}), for {at}", self.examples(dim)[0])
 
     def at_most(self, a: Dim, b: Dim) -> bool:
         """Whether ``a <= b`` for all sizes that the graph may have."""
@@ -96,9 +105,11 @@ class Sizes:
     def aligned(self, size: Dim, coarse: bool = False) -> Dim:
         """A multiple of ``ALIGNMENT`` that is at least ``size``.
 
-        ``coarse`` rounds every coefficient up, which gives a polynomial; otherwise the sum is rounded.
+        ``coarse`` gives a polynomial, which can be compared better: no factor of a product is rounded up, but every coefficient
+        is; otherwise the sum is rounded.
         """
-        size = _relaxed(size)
+        if coarse:
+            size = _relaxed(size)
         if isinstance(size, int):
             return -(-size // ALIGNMENT) * ALIGNMENT
         if self._is_aligned(size):
@@ -117,11 +128,9 @@ class Sizes:
 def _examples(graph: Graph) -> list[dict[str, int]]:
     """Sizes, small and large, that meet the conditions of a graph; never none."""
     names: dict[str, None] = {}
-    for op in graph.walk():
-        for value in op.results:
-            if isinstance(value.type, MemRefType):
-                for dim in value.type.shape:
-                    names.update(symbols_of(dim))
+    values = [*graph.parameters, *(r for op in graph.walk() for r in op.results)]
+    for value in values:
+        names.update(type_symbols(value.type))
     chosen = dict.fromkeys(names, _EXAMPLES[0])
     with contextlib.suppress(GraphError):  # no sizes meet the conditions: they only guide the choice between right plans
         chosen |= choose_sizes(graph, sizes=_EXAMPLES)
@@ -165,10 +174,7 @@ def _is_nonnegative_atom(atom: str | DimFunction) -> bool:
 
 
 def _relaxed(size: Dim) -> Dim:
-    """A size, or a bit more, in which no factor of a product is rounded up: ``48*K*(N ceildiv 48)`` is at most ``K*N+47*K``.
-
-    Polynomials of dimensions can be compared, and code generation knows how large they may be.
-    """
+    """A size, or a bit more, in which no factor of a product is rounded up: ``48*K*(N ceildiv 48)`` is at most ``K*N+47*K``."""
     if not isinstance(size, DimExpr):
         return size
     total: Dim = 0

@@ -153,3 +153,16 @@ def test_the_numbers_of_the_test_can_fail() -> None:
     loops = Loops()
     i = loops.loop(0, N)
     assert np.min([evaluate_expr(i - 1, [0], {"N": 1})]) < 0 and not loops.space.prove(loops.poly(i - 1))
+
+
+def test_products_of_what_is_rounded_up() -> None:
+    """Looked at before a run like products of dimensions; a remainder of something else is not known to be small."""
+    space = Space()
+    for name in "NMK":
+        space.symbol(name)
+    sizes = [192 * K * apply_function("ceildiv", N, 48), M * apply_function("ceildiv", 4 * N * K, 16)]
+    for size in sizes:
+        assert space.is_exact(space.convert(size))
+    names = {tuple(space.atoms[n].name for n in m) for m in space.guarded}
+    assert {("N", "K"), ("N", "M", "K")} <= names
+    assert not space.is_exact(space.convert(K * apply_function("floordiv", N, M)))

@@ -404,13 +404,13 @@ def test_comparisons_are_true(seed: int) -> None:
 
 
 def test_products_of_what_is_rounded_up() -> None:
-    """A bit more memory, and a polynomial."""
+    """Where sizes have to be compared, a bit more memory, and a polynomial."""
     sizes = Sizes(load("graph @main(%x: f32[K, N]) -> f32[K, N] {\n  return %x\n}\n").main)
     k, n = symbol("K"), symbol("N")
     panels = 4 * 48 * k * ceildiv(n, 48)
-    assert sizes.aligned(64 * panels) == 64 * (4 * k * n + 188 * k)
+    assert sizes.aligned(64 * panels) == 64 * panels and sizes.aligned(64 * panels, coarse=True) == 64 * (4 * k * n + 188 * k)
     for a, b in itertools.product(range(4), (0, 1, 47, 48, 49, 100)):
-        small, large = (substitute(d, {"K": a, "N": b}) for d in (panels, sizes.aligned(panels)))
+        small, large = (substitute(d, {"K": a, "N": b}) for d in (panels, sizes.aligned(panels, coarse=True)))
         assert isinstance(small, int) and isinstance(large, int) and small <= large and large % 64 == 0
 
 
