@@ -38,6 +38,7 @@ from passes.loops._blocks import (
     most,
     number,
     parallel,
+    prefetch,
     reshaped,
     store,
     to_i32,
@@ -434,12 +435,19 @@ class Prefill(Nests):
             lane = 0 if width == self.columns else mod(at, self.columns)
             return load(self.panels, b, key_head, floordiv(block + at, self.columns), d, (lane, width), name="key")
 
+        share = -(-self.rows * self.columns // KEYS)
+
+        def ask(at: Dim) -> None:
+            """With the first block, lines of the result are brought near, some rows with each panel: they are written at the end."""
+            start = share * floordiv(at, self.columns)
+            loop("r", start, start + most("ask", share - block, 0), 1, lambda r: prefetch(p.out, b, h, query + r, (0, p.value_width)))
+
         half = self.columns // 2
         if half < LANES:
-            self.products(self.q, row, panel, 0, count, self.columns)
+            self.products(self.q, row, panel, 0, count, self.columns, ask)
         else:  # the last half of a panel is not needed everywhere
             wide = self.columns * floordiv(count + (half - 1), self.columns)
-            self.products(self.q, row, panel, 0, wide, self.columns)
+            self.products(self.q, row, panel, 0, wide, self.columns, ask)
             self.products(self.q, row, panel, wide, count, half)
         self.apply_mask(b, block, count, lambda r: (h, least("query", query + r, p.queries - 1)), alike=True)
         self.hide(sight, query, block, count)

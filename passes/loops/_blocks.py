@@ -33,6 +33,10 @@ Range = tuple[str, Dim, Dim]
 """The name of a loop variable, where it starts and where it stops."""
 
 
+LINE = 64
+"""Bytes that come near together."""
+
+
 def active() -> Builder:
     """The builder that new operations go to."""
     builder = current_builder()
@@ -151,6 +155,14 @@ def store(value: Value, buffer: Value, *places: Place) -> None:
     """Writes a vector to a block, or a scalar to an element."""
     name = "vector.store" if isinstance(value.type, VectorType) else "memref.store"
     _create(name, [value, _access(buffer, places)], ())
+
+
+def prefetch(buffer: Value, *places: Place) -> None:
+    """Hints that bring a run along the last dimension near, line by line."""
+    *front, last = places
+    start, size = last if isinstance(last, tuple) else (last, 1)
+    for at in range(0, size, max(1, LINE // buffer_type(buffer).dtype.itemsize)):
+        _create("memref.prefetch", [_access(buffer, [*front, start + at])], ())
 
 
 # -- loops and choices -------------------------------------------------------------------------------------------------
