@@ -11,13 +11,13 @@ import ctypes
 import platform
 import sys
 
-BUSY, WORKERS, SPARE, DONE, LAST, SPINS, FEW_SPINS, SPIN_TIME, HOT, WANTED = 48, 52, 56, 64, 72, 80, 84, 88, 96, 100
+BUSY, WORKERS, SPARE, DONE, LAST, SPINS, FEW_SPINS, SPIN_TIME, HOT, WANTED = 48, 52, 56, 128, 72, 80, 84, 88, 96, 100
 """Whether a run uses the workers, how many there are, a processor that none of them has (-1: not known), how many are done with
 the job (i32 each); when the last run ended (i64, nanoseconds); how often a worker looks for a job before it sleeps, when runs follow
 each other closely and when they don't (i32 each), how long the former takes (i64, nanoseconds); whether they do, and
 whether a run goes on without the workers that are not up yet, though others may follow (i32 each)."""
 
-BOXES, BOX_BYTES = 128, 64
+BOXES, BOX_BYTES = 192, 64
 BOX_SLEEPS, BOX_PROCESSOR, BOX_THREAD = 4, 8, 12
 
 LARGE_WORK = 1 << 19
@@ -33,7 +33,7 @@ define internal void @pause() alwaysinline {
 
 define internal ptr @box(ptr %pool, i64 %worker) alwaysinline {
   %offset = mul i64 %worker, 64
-  %place = add i64 %offset, 64
+  %place = add i64 %offset, 128
   %box = getelementptr i8, ptr %pool, i64 %place
   ret ptr %box
 }
@@ -78,7 +78,7 @@ define void @graph_opt_pool_work(ptr %pool, i64 %me) {
 entry:
   %box = call ptr @box(ptr %pool, i64 %me)
   %sleeps = getelementptr i8, ptr %box, i64 4
-  %done = getelementptr i8, ptr %pool, i64 64
+  %done = getelementptr i8, ptr %pool, i64 128
   %many_place = getelementptr i8, ptr %pool, i64 80
   %few_place = getelementptr i8, ptr %pool, i64 84
   %hot_place = getelementptr i8, ptr %pool, i64 96
@@ -95,20 +95,26 @@ wait:
   br label %spin
 
 spin:
-  %round = phi i32 [ 0, %wait ], [ %next, %again ], [ 0, %awake ]
-  %spins = phi i32 [ %patience, %wait ], [ %spins, %again ], [ %many, %awake ]
-  %hopeful = phi i1 [ true, %wait ], [ %hopeful, %again ], [ %is_hot, %awake ]
+  %round = phi i32 [ 0, %wait ], [ %next, %again ], [ 0, %stay ], [ 0, %awake ]
+  %spins = phi i32 [ %patience, %wait ], [ %spins, %again ], [ %spins, %stay ], [ %many, %awake ]
+  %hopeful = phi i1 [ true, %wait ], [ %hopeful, %again ], [ %hopeful, %stay ], [ %is_hot, %awake ]
   %number = load atomic i32, ptr %box acquire, align 4
   %new = icmp ne i32 %number, %seen
   br i1 %new, label %go, label %still
 
 still:
-  %wanted = load atomic i32, ptr %wanted_place monotonic, align 4
-  %counts = icmp eq i32 %wanted, 0
-  %more = add i32 %round, 1
-  %next = select i1 %counts, i32 %more, i32 0
+  %next = add i32 %round, 1
   %tired = icmp sgt i32 %next, %spins
-  br i1 %tired, label %sleep, label %again
+  br i1 %tired, label %ask, label %again
+
+ask:
+  %wanted = load atomic i32, ptr %wanted_place monotonic, align 4
+  %unwanted = icmp eq i32 %wanted, 0
+  br i1 %unwanted, label %sleep, label %stay
+
+stay:
+  call void @pause()
+  br label %spin
 
 again:
   call void @pause()
@@ -368,7 +374,7 @@ post:
   store ptr %state, ptr %p4, align 8
   %p5 = getelementptr i8, ptr %pool, i64 40
   store i64 %threads, ptr %p5, align 8
-  %done = getelementptr i8, ptr %pool, i64 64
+  %done = getelementptr i8, ptr %pool, i64 128
   store atomic i32 0, ptr %done seq_cst, align 4
   br label %call
 
