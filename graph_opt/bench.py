@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from graph_opt.executable import Executable
 
 _MARK = "<nest>"
-_COUNTED_BEFORE = "lower-to-loops"
+_COUNTED_BEFORE = ("lower-attention", "lower-to-loops")
 _STORED = ("graph.weight", "graph.constant", "graph.initial")
 
 
@@ -134,7 +134,7 @@ def prepare(
     Raises :class:`GraphError` for everything that compiling complains about.
     """
     written = _source_operations(module)
-    split = next((i for i, p in enumerate(passes) if pass_name(p) == _COUNTED_BEFORE), 0)
+    split = next((i for i, p in enumerate(passes) if pass_name(p) in _COUNTED_BEFORE), 0)
     PassManager(passes[:split], watch or Instrumentation(), sources).run(module)
     nests = _nests(module.graphs[entry.name])
     works = [work_of(op, names) for op in nests]

@@ -23,6 +23,8 @@ _LOOPS = (
     # products: blocks of rows and columns that the registers hold, wider ones where there are many rows; factors arranged by columns
     "transpose-operands{near=8192}",
     "collapse",
+    # attention, while nests that split and join heads are seen: as many sums at a time as a block of products
+    "lower-attention{rows=$queries, columns=$keys}",
     "lower-to-loops",
     "tile{loop=n, size=$columns, outside=m, rounds=48, across=$lanes}",
     "tile{loop=m, size=8, area=$area}",
@@ -49,8 +51,6 @@ _LOOPS = (
     "peel{loop=col.tile, sizes=[$lanes]}",
     "vectorize{loops=[cross, col]}",
     "vectorize{loops=[col]}",
-    # attention, which is an operation up to here: as many sums at a time as a block of products
-    "lower-attention{rows=$queries, columns=$keys}",
     # memory, several rows at once, threads, machine vectors
     "plan-memory",
     "unroll-jam{by=$rows}",

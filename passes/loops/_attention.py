@@ -24,6 +24,7 @@ from dialects.vector import multi_reduction, step, transpose
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv, mod
 from ir.types import VectorType, boolean, f32, i32
+from passes.linalg._views import View
 from passes.loops._blocks import (
     alloc,
     buffer_type,
@@ -56,15 +57,15 @@ LOWEST = -3.4028234663852886e38
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention: buffers of rank 4 (``[B, H, S, D]`` and so on), and what hides keys.
+    """One attention: views of four dimensions (``[B, H, S, D]`` and so on), and what hides keys.
 
     ``length`` has one element for each batch, or one for all of them.
     """
 
-    q: Value
-    k: Value
-    v: Value
-    out: Value
+    q: View
+    k: View
+    v: View
+    out: View
     group: int
     scale: float
     causal: bool
@@ -73,33 +74,33 @@ class Problem:
 
     @property
     def batch(self) -> Dim:
-        return buffer_type(self.q).shape[0]
+        return self.q.shape[0]
 
     @property
     def heads(self) -> Dim:
-        return buffer_type(self.q).shape[1]
+        return self.q.shape[1]
 
     @property
     def key_heads(self) -> Dim:
-        return buffer_type(self.k).shape[1]
+        return self.k.shape[1]
 
     @property
     def queries(self) -> Dim:
-        return buffer_type(self.q).shape[2]
+        return self.q.shape[2]
 
     @property
     def keys(self) -> Dim:
-        return buffer_type(self.k).shape[2]
+        return self.k.shape[2]
 
     @property
     def width(self) -> int:
-        width = buffer_type(self.q).shape[3]
+        width = self.q.shape[3]
         assert isinstance(width, int)
         return width
 
     @property
     def value_width(self) -> int:
-        width = buffer_type(self.v).shape[3]
+        width = self.v.shape[3]
         assert isinstance(width, int)
         return width
 
@@ -271,7 +272,7 @@ class Nests:
         def one(column: Dim, columns: int) -> None:
             def add(j: Dim, total: Value) -> Value:
                 weight = load(self.scores, (0, self.rows), j, keep=True, name="weight")
-                value = load(v, batch, head, block + j, (column, columns), name="value")
+                value = load(v.buffer, *v.at(batch, head, block + j, (column, columns)), name="value")
                 return fma(weight, value, total, name="sum")  # type: ignore[no-any-return]
 
             (found,) = loop("j", 0, count, 1, add, [filled(self.zero, self.rows, columns)], result="weighted")
@@ -326,7 +327,7 @@ class Nests:
         k, width = self.problem.k, self.problem.width
 
         def square(j: Dim, d: Dim, size: int) -> None:
-            found = load(k, batch, head, (first + j, LANES), (d, size), name="keys")
+            found = load(k.buffer, *k.at(batch, head, (first + j, LANES), (d, size)), name="keys")
             store(transpose(found, perm=(1, 0), name="turned"), target, *places, (d, size), (j, LANES))
 
         def keys(j: Dim) -> None:
@@ -343,7 +344,10 @@ class Nests:
         k, width, end = self.problem.k, self.problem.width, self.problem.keys
 
         def one(j: Dim) -> None:
-            loop("d", 0, width, 1, lambda d: store(load(k, batch, head, first + j, d, name="key"), target, *places, d, j))
+            def turned(d: Dim) -> None:
+                store(load(k.buffer, *k.at(batch, head, first + j, d), name="key"), target, *places, d, j)
+
+            loop("d", 0, width, 1, turned)
 
         def none(j: Dim) -> None:
             loop("d", 0, width, 1, lambda d: store(self.zero, target, *places, d, j))
@@ -406,7 +410,7 @@ class Prefill(Nests):
         self.start(self.most_so_far, self.sums_so_far, self.values, self.tile)
 
         def scaled(i: Dim) -> None:
-            store(mulf(load(p.q, b, h, i, (0, p.width), name="q"), self.scale), self.q, i - first, (0, p.width))
+            store(mulf(load(p.q.buffer, *p.q.at(b, h, i, (0, p.width)), name="q"), self.scale), self.q, i - first, (0, p.width))
 
         loop("i", first, stop, 1, scaled)
         loop("i", stop, first + self.tile, 1, lambda i: store(filled(self.zero, p.width), self.q, i - first, (0, p.width)))
@@ -414,7 +418,7 @@ class Prefill(Nests):
         loop("block", 0, end, KEYS, lambda block: self._block(b, h, first, stop, block, sight), tag="keys.block")
 
         def finished(i: Dim) -> None:
-            self.finish(self.sums_so_far, self.values, i - first, lambda row: store(row, p.out, b, h, i, (0, p.value_width)))
+            self.finish(self.sums_so_far, self.values, i - first, lambda row: store(row, p.out.buffer, *p.out.at(b, h, i, (0, p.value_width))))
 
         loop("i", first, stop, 1, finished)
 
@@ -440,7 +444,7 @@ class Prefill(Nests):
         def ask(at: Dim) -> None:
             """With the first block, lines of the result are brought near, some rows with each panel: they are written at the end."""
             start = share * floordiv(at, self.columns)
-            loop("r", start, start + most("ask", share - block, 0), 1, lambda r: prefetch(p.out, b, h, query + r, (0, p.value_width)))
+            loop("r", start, start + most("ask", share - block, 0), 1, lambda r: prefetch(p.out.buffer, *p.out.at(b, h, query + r, (0, p.value_width))))
 
         half = self.columns // 2
         if half < LANES:
@@ -473,9 +477,6 @@ class Decode(Nests):
             columns *= 2
         super().__init__(problem, count, columns, [n % steps for n in range(count)])
         self.steps = steps
-        shape = problem.batch, problem.key_heads, count
-        self.q = reshaped(problem.q, *shape, problem.width)
-        self.out = reshaped(problem.out, *shape, problem.value_width)
 
     def build(self) -> None:
         """Builds everything."""
@@ -491,7 +492,16 @@ class Decode(Nests):
         sight = self.sight(b)
         self.alloc_scores()
         q, panel = alloc("q.tile", f32, self.rows, p.width), alloc("keys.panel", f32, p.width, self.columns)
-        store(mulf(load(self.q, b, h, (0, self.rows), (0, p.width), name="q"), self.scale), q, (0, self.rows), (0, p.width))
+        if p.q.is_plain:
+            rows = reshaped(p.q.buffer, p.batch, p.key_heads, self.rows, p.width)
+            store(mulf(load(rows, b, h, (0, self.rows), (0, p.width), name="q"), self.scale), q, (0, self.rows), (0, p.width))
+        else:
+
+            def scaled(r: Dim) -> None:
+                found = load(p.q.buffer, *p.q.at(b, *self._place(h, r), (0, p.width)), name="q")
+                store(mulf(found, self.scale), q, r, (0, p.width))
+
+            loop("row", 0, self.rows, 1, scaled)
         count = most("count", least("at.most", *(e - block for e in sight.end(self.steps - 1)), KEYS), 0)
 
         def prepare(at: Dim) -> None:
@@ -509,7 +519,7 @@ class Decode(Nests):
 
         self.products(q, 0, lambda at, d, width: load(panel, d, (0, width), name="key"), 0, count, self.columns, prepare)
         alike = p.group == 1
-        self.apply_mask(b, block, count, lambda r: (p.group * h + floordiv(r, self.steps), mod(r, self.steps)), alike)
+        self.apply_mask(b, block, count, lambda r: self._place(h, r), alike)
         self.hide(sight, 0, block, count)
         self.exponentials(count)
         for found, target in zip(self._of_block(), (self.all_most, self.all_sums), strict=True):
@@ -530,4 +540,13 @@ class Decode(Nests):
             self.join_values(values, 0, found, 0, p.value_width)
 
         loop("n", 0, ceildiv(p.keys, KEYS), 1, join, tag="keys.block")
-        loop("row", 0, self.rows, 1, lambda r: self.finish(sums_so_far, values, r, lambda row: store(row, self.out, b, h, r, (0, p.value_width))))
+
+        def finished(r: Dim) -> None:
+            places = p.out.at(b, *self._place(h, r), (0, p.value_width))
+            self.finish(sums_so_far, values, r, lambda row: store(row, p.out.buffer, *places))
+
+        loop("row", 0, self.rows, 1, finished)
+
+    def _place(self, key_head: Dim, row: Dim) -> tuple[Dim, Dim]:
+        """Head and query of a row."""
+        return self.problem.group * key_head + floordiv(row, self.steps), mod(row, self.steps)

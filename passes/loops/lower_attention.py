@@ -10,10 +10,11 @@ from dialects.memref import from_tensor, to_tensor
 from ir.builder import Builder
 from ir.core import Module, Operation, Trivia, Value
 from ir.dims import Dim
-from ir.rewriter import walk_graphs
+from ir.rewriter import move_before, walk_graphs
 from ir.types import MemRefType, TensorType, f32
 from passes.graph._attention import group_of, is_plain, is_tiled
 from passes.infra.base import Pass, PassContext
+from passes.linalg._views import View, moved_from, moved_to
 from passes.loops._attention import KEYS, LANES, Decode, Nests, Prefill, Problem
 from passes.loops._blocks import alloc, reshaped
 from passes.loops._memory import alias, all_accesses, memory_of
@@ -52,6 +53,9 @@ class LowerAttention(Pass):
     then the blocks are joined.  Either way the results have the same bits, which depend neither on ``rows``, ``columns`` and ``queries``
     nor on threads (see docs/attention.md).
 
+    Heads that are only split off, put in front of the sequence, and joined again (nests that just move elements) stay where they are:
+    queries, keys and results are read and stored in place; of values only few queries.
+
     Lowered are attentions of f32 whose heads, widths and ratio of heads are known, in the graph's own block, after ``decompose`` has put
     past keys in front of the others.  The operation stands between ``memref.to_tensor`` and ``memref.from_tensor`` then; where nothing
     has written the buffers meanwhile, they are used themselves.
@@ -87,32 +91,81 @@ class LowerAttention(Pass):
         result = op.result
         assert isinstance(result.type, TensorType)
         with Builder.before_op(op) as builder:
-            out = alloc(f"{result.name}.buffer", f32, *result.type.shape)
-            problem = _problem(op, out)
-            steps = problem.queries
-            few = isinstance(steps, int) and problem.group * steps <= self.rows
+            steps, group = result.type.shape[-2], group_of(op)
+            few = isinstance(steps, int) and group is not None and group * steps <= self.rows
+            moves = _Moves(op)
+            made = moves.out.buffer if moves.out is not None else alloc(f"{result.name}.buffer", f32, *result.type.shape)
+            problem = _problem(op, moves.out or _whole(made), moves, few)
             nests: Nests = Decode(problem, self.rows, self.columns) if few else Prefill(problem, self.rows, self.columns, self.queries)
             nests.build()
-            tensor: Value = to_tensor(out)
+            tensor: Value = to_tensor(made)
             first = builder.created[0]
         if op.trivia is not None:
             first.trivia = Trivia(op.trivia.blank_before, op.trivia.detached, op.trivia.leading, op.trivia.trailing)
             op.trivia = None
-        _replace(op, out, tensor)
+        _replace(op, made, tensor)
+        moves.remove()
         return "of few queries" if few else "in tiles"
 
 
-def _problem(op: Operation, out: Value) -> Problem:
+class _Moves:
+    """Nests around an attention that only move elements, and needn't run: it reads and stores each element where it belongs."""
+
+    def __init__(self, op: Operation) -> None:
+        self.op = op
+        self.skipped: dict[Value, Operation] = {}
+        self.out = self._take_out()
+
+    def _take_out(self) -> View | None:
+        """Where the result goes, if all that is done with it is to move it there."""
+        users = self.op.result.users
+        if len(users) != 1 or users[0].definition is not from_tensor or users[0].block is not self.op.block:
+            return None
+        found = moved_to(users[0].result, self.op)
+        if found is None:
+            return None
+        nest, view = found
+        made = view.buffer.defining_op
+        assert made is not None and self.op.block is not None
+        move_before(made, self.op, self.op.block)
+        nest.erase()
+        return view
+
+    def view(self, buffer: Value) -> View:
+        """Where the elements of a tensor are."""
+        found = moved_from(buffer, self.op)
+        if found is None:
+            return _whole(buffer)
+        self.skipped[buffer] = found[0]
+        return found[1]
+
+    def remove(self) -> None:
+        """Erases the nests that nothing needs any more."""
+        for buffer, nest in self.skipped.items():
+            if buffer.users == [nest] and buffer.defining_op is not None:
+                nest.erase()
+                buffer.defining_op.erase()
+
+
+def _problem(op: Operation, out: View, moves: _Moves, few: bool) -> Problem:
     q, k, v = (op.operand(name) for name in "qkv")
     assert q is not None and k is not None and v is not None and isinstance(q.type, TensorType)
     group, scale, mask, length = group_of(op), op.attribute("scale"), op.operand("mask"), op.operand("length")
     assert group is not None and isinstance(q.type.shape[-1], int)
     factor = scale_factor(scale if isinstance(scale, float) else None, q.type.shape[-1], f32)
     return Problem(
-        q=_of_rank(_buffer(op, q), 4), k=_of_rank(_buffer(op, k), 4), v=_of_rank(_buffer(op, v), 4), out=_of_rank(out, 4),
+        # values are read again by every tile of queries, so they had better be neighbours
+        q=moves.view(_buffer(op, q)), k=moves.view(_buffer(op, k)), v=moves.view(_buffer(op, v)) if few else _whole(_buffer(op, v)), out=out,
         group=group, scale=factor, causal=bool(op.attribute("causal")),
         mask=None if mask is None else _of_rank(_buffer(op, mask), 4), length=None if length is None else _of_rank(_buffer(op, length), 1),
     )  # fmt: skip
+
+
+def _whole(buffer: Value) -> View:
+    """A buffer as it is."""
+    found = _of_rank(buffer, 4)
+    assert isinstance(found.type, MemRefType)
+    return View(found, found.type.shape)
 
 
 def _of_rank(buffer: Value, rank: int) -> Value:
