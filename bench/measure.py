@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bench.case import Array, Case
-from bench.quiet import undisturbed
+from bench.quiet import first, undisturbed
 from bench.team import Member
 from graph_opt.limits import level_of
 
@@ -73,10 +73,9 @@ class Plan:
 def measure(cases: Sequence[Case], members: Sequence[Member], machine: Member | None, plan: Plan, tell: Callable[[Row], None]) -> list[Row]:
     """Measures the cases, some at a time: they are made ready first, then timed one after the other; ``tell`` hears of every one."""
     rows = [Row(case) for case in cases]
-    processes = [member.process for member in (*members, machine) if member is not None]
     for start in range(0, len(rows), TOGETHER):
         some = [(row, _prepare(row, members)) for row in rows[start : start + TOGETHER]]
-        with undisturbed(processes):
+        with undisturbed():
             for row, ready in some:
                 if ready:
                     _time(row, ready, machine, plan)
@@ -131,15 +130,20 @@ def distance(a: Array, b: Array) -> float:
 
 def _time(row: Row, ready: Sequence[Member], machine: Member | None, plan: Plan) -> None:
     for member in ready:  # a first block, in which its threads find their places, doesn't count
-        member.ask("time", case=row.case.name, milliseconds=plan.milliseconds)
+        _turn(member, "time", case=row.case.name, milliseconds=plan.milliseconds)
     for number in range(plan.rounds):
         if machine is not None:
-            time.sleep(PAUSE)
-            _add_rates(row, machine.ask("sample", level=level_of(row.case.nbytes), milliseconds=plan.milliseconds / 2))
+            _add_rates(row, _turn(machine, "sample", level=level_of(row.case.nbytes), milliseconds=plan.milliseconds / 2))
         turn = number % len(ready)
         for member in [*ready[turn:], *ready[:turn]]:
-            time.sleep(PAUSE)
-            _add_block(row, member.name, member.ask("time", case=row.case.name, milliseconds=plan.milliseconds))
+            _add_block(row, member.name, _turn(member, "time", case=row.case.name, milliseconds=plan.milliseconds))
+
+
+def _turn(member: Member, do: str, **request: Any) -> dict[str, Any]:
+    """Something to be timed, when the last engine has come to rest."""
+    time.sleep(PAUSE)
+    with first(member.process):
+        return member.ask(do, **request)
 
 
 def _add_rates(row: Row, answer: dict[str, Any]) -> None:

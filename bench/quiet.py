@@ -30,23 +30,28 @@ def keep_to(processors: Iterable[int]) -> None:
 
 
 @contextlib.contextmanager
-def undisturbed(processes: Iterable[int]) -> Iterator[None]:
-    """Alone with other benchmarks, and before all ordinary programs where that is permitted.
-
-    The threads get the real-time class: it goes before the rest whatever priority and group that has, and the kernel moves them
-    apart at once where two are on one processor.
-    """
+def undisturbed() -> Iterator[None]:
+    """Alone with other benchmarks."""
     with LOCK.open("w") as lock:
         with contextlib.suppress(OSError):
             LOCK.chmod(0o666)
         if not _inherited(lock.fileno()):
             fcntl.flock(lock, fcntl.LOCK_EX)
-        threads = [thread for process in processes for thread in _threads(process)]
-        _schedule(threads, "SCHED_RR", 1)
-        try:
-            yield
-        finally:
-            _schedule([thread for process in processes for thread in _threads(process)], "SCHED_OTHER", 0)
+        yield
+
+
+@contextlib.contextmanager
+def first(process: int) -> Iterator[None]:
+    """A process before all others where that is permitted, those among them that spin a while after their turn.
+
+    Its threads get the real-time class: it goes before the rest whatever priority and group that has, and the kernel moves them
+    apart at once where two are on one processor.
+    """
+    _schedule(_threads(process), "SCHED_RR", 1)
+    try:
+        yield
+    finally:
+        _schedule(_threads(process), "SCHED_OTHER", 0)
 
 
 def _inherited(lock: int) -> bool:
