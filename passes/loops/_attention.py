@@ -444,7 +444,8 @@ class Prefill(Nests):
         def ask(at: Dim) -> None:
             """With the first block, lines of the result are brought near, some rows with each panel: they are written at the end."""
             start = share * floordiv(at, self.columns)
-            loop("r", start, start + most("ask", share - block, 0), 1, lambda r: prefetch(p.out.buffer, *p.out.at(b, h, query + r, (0, p.value_width))))
+            stop = start + most("ask", share - block, 0)
+            loop("r", start, stop, 1, lambda r: prefetch(p.out.buffer, *p.out.at(b, h, query + r, (0, p.value_width))))
 
         half = self.columns // 2
         if half < LANES:
