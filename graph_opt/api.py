@@ -19,6 +19,7 @@ from ir.parser import check_text, decode_text, parse_module
 from ir.references import all_references, reachable_graphs
 from ir.types import is_known
 from ir.verifier import verify_module
+from passes.graph.hoist_to_init import HoistToInit
 from passes.infra.base import Pass
 from passes.infra.manager import Instrumentation, PassManager
 from passes.memory.plan_memory import PlanMemory
@@ -134,11 +135,17 @@ def make_executable(
         return ReferenceExecutable(module, module.graphs[entry.name], sources)
 
     def make(module: Module) -> Executable:
-        from graph_opt.native import compile_native
+        from graph_opt.native import LoadTime, compile_native
 
-        with fewer_collections():
-            PassManager(poisoning(passes), watch or Instrumentation(), sources, fold_twins=True).run(module)
-            return compile_native(module, module.graphs[entry.name], sources, threads)
+        load_time = LoadTime(sources)
+        last = max((n for n, p in enumerate(passes) if isinstance(p, HoistToInit)), default=None)
+        begin = {id(passes[last]): load_time.begin} if last is not None else {}
+        try:
+            with fewer_collections():
+                PassManager(poisoning(passes), watch or Instrumentation(), sources, fold_twins=True, behind=begin).run(module)
+                return compile_native(module, module.graphs[entry.name], sources, threads, load_time)
+        finally:
+            load_time.wait()
 
     if all(is_known(p.type) for p in entry.parameters):
         return make(module)

@@ -19,8 +19,10 @@ from codegen.runtime.threads import shared_pool
 from graph_opt.ahead import Ahead
 from graph_opt.executable import NativeExecutable
 from ir.attributes import GraphRef
+from ir.clone import clone_module
 from ir.core import Graph, Module, Operation
 from ir.interpreter import Environment, Interpreter
+from ir.printer import print_module
 from ir.references import INITIAL, load_time_graphs
 from ir.types import TensorType
 
@@ -34,12 +36,14 @@ POISON = "GRAPH_OPT_POISON"
 """Set to 1, workspaces are filled with NaN before every run, so that reads of what was never written show."""
 
 
-def compile_native(module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int = 1) -> NativeExecutable:
-    """Machine code for one graph of a module at the level of loops.
+def compile_native(
+    module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int = 1, begun: LoadTime | None = None
+) -> NativeExecutable:
+    """Machine code for one graph of a module at the level of loops.  ``begun`` are graphs for load time that run already.
 
     Raises GraphError for operations that have no machine code, and for weights that are missing or don't fit.
     """
-    return NativeExecutable(module, graph, _program(module, graph, sources, threads), _load_quickly)
+    return NativeExecutable(module, graph, _program(module, graph, sources, threads, begun=begun), _load_quickly)
 
 
 def compile_timed(
@@ -60,9 +64,11 @@ def _load_quickly(text: str) -> Code:
     return Code.from_text(text, level=0)
 
 
-def _program(module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int, *, clocks: bool = False) -> NativeProgram:
+def _program(
+    module: Module, graph: Graph, sources: Mapping[str, WeightSource], threads: int, *, clocks: bool = False, begun: LoadTime | None = None
+) -> NativeProgram:
     Interpreter(module, sources).check_sizes(graph, {})
-    stored = Ahead(lambda: _Stored(module, sources, threads).tensors(graph))  # reads and copies, while others compute
+    stored = Ahead(lambda: _Stored(module, sources, threads, begun).tensors(graph))  # reads and copies, while others compute
     try:
         text = emit_graph(module, graph, attributes=host_attributes(), clocks=clocks)
         code = Code.from_program(text.text, text.function)
@@ -79,15 +85,59 @@ def _pool() -> Pool:
     return shared_pool(Code.from_text)
 
 
+class LoadTime:
+    """Graphs of tensor operations that run at load time, in a thread, while passes still work on the graphs that use them."""
+
+    def __init__(self, sources: Mapping[str, WeightSource]) -> None:
+        self.sources = sources
+        self._text = ""
+        self._work: Ahead[dict[str, list[NDArray[Any]]]] | None = None
+
+    def begin(self, module: Module) -> None:
+        """Begins to run what the module has for load time, as it is now."""
+        part = clone_module(_load_time_part(module))
+        if self._work is not None or not part.graphs or not all(_is_plain(g) for g in part.graphs.values()):
+            return
+        self._text = print_module(part)
+        interpreter = Interpreter(part, self.sources)
+        self._work = Ahead(lambda: {n: _run_in_place(interpreter, g) for n, g in part.graphs.items() if not g.parameters})
+
+    def results(self, part: Module) -> dict[str, list[NDArray[Any]]]:
+        """The results of the graphs of ``part``, if they are those that were begun."""
+        if self._work is None or print_module(part) != self._text:
+            return {}
+        return self._work.result()
+
+    def wait(self) -> None:
+        """Returns when nothing runs any more."""
+        if self._work is not None:
+            self._work.wait()
+
+
+def _is_plain(graph: Graph) -> bool:
+    """Whether a graph is only tensor operations, with results of known size."""
+    return not _has_loops(graph) and all(isinstance(v.type, TensorType) and v.type.is_static for v in graph.results)
+
+
+def _run_in_place(interpreter: Interpreter, graph: Graph) -> list[NDArray[Any]]:
+    """The results of a graph, each where it stays."""
+    interpreter.check_sizes(graph, {})
+    types: list[Any] = [v.type for v in graph.results]
+    targets = aligned_arrays([(t.shape, t.dtype.numpy) for t in types])
+    interpreter.run_into(graph, targets)
+    return targets
+
+
 class _Stored:
     """Finds the tensors that a program has before it runs: weights, constants, and results of graphs that run at load time."""
 
-    def __init__(self, module: Module, sources: Mapping[str, WeightSource], threads: int) -> None:
+    def __init__(self, module: Module, sources: Mapping[str, WeightSource], threads: int, begun: LoadTime | None = None) -> None:
         self.module = module
         self.sources = sources
         self.threads = threads
-        self._interpreter = Interpreter(_load_time_part(module), sources)
-        self._initial: dict[str, list[NDArray[Any]]] = {}
+        part = _load_time_part(module)
+        self._interpreter = Interpreter(part, sources)
+        self._initial = begun.results(part) if begun is not None else {}
 
     def tensors(self, graph: Graph) -> dict[Operation, NDArray[Any]]:
         """The arrays behind the stored tensors of a native graph."""
@@ -111,13 +161,9 @@ class _Stored:
         """The results of a graph that runs at load time, where they stay."""
         if _has_loops(source):
             return _program(self.module, source, self.sources, self.threads).run([], lasting=True)
-        self._interpreter.check_sizes(source, {})
-        types: list[Any] = [v.type for v in source.results]
-        if not all(isinstance(t, TensorType) and t.is_static for t in types):
-            return Interpreter(self._interpreter.module, self.sources).run(source, [])
-        targets = aligned_arrays([(t.shape, t.dtype.numpy) for t in types])
-        self._interpreter.run_into(source, targets)
-        return targets
+        if _is_plain(source):
+            return _run_in_place(self._interpreter, source)
+        return Interpreter(self._interpreter.module, self.sources).run(source, [])
 
 
 def _load_time_part(module: Module) -> Module:

@@ -72,7 +72,8 @@ class PassManager:
     """Runs passes in order.  ``records`` tells afterwards what each took and did.
 
     With ``fold_twins`` local passes work on one nest of every kind (:mod:`passes.infra.twins`), which is quicker for deep
-    models; names inside of the other nests may come out differently, and statistics count what was worked on.
+    models; names inside of the other nests may come out differently, and statistics count what was worked on.  ``behind`` are
+    functions that look at the module behind a pass of this identity.
     """
 
     passes: Sequence[Pass]
@@ -80,6 +81,7 @@ class PassManager:
     sources: Mapping[str, WeightSource] = field(default_factory=dict)
     records: list[PassRecord] = field(default_factory=list)
     fold_twins: bool = False
+    behind: Mapping[int, Callable[[Module], None]] = field(default_factory=dict)
     _generated: dict[Any, WeightSource] = field(default_factory=dict)
     _folding: Folding | None = None
 
@@ -101,6 +103,8 @@ class PassManager:
             self._fold(module, folded)
             did = self._run_one(pass_, module)
             changed |= did
+            if id(pass_) in self.behind:
+                self.behind[id(pass_)](module)
             typed = typed and (not did or pass_.keeps_types)  # what a pass did may let more be inferred
         self._fold(module, False)
         return changed

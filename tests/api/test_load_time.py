@@ -12,6 +12,7 @@ import pytest
 import graph_opt
 from graph_opt.ahead import Ahead
 from graph_opt.collector import OFTEN, fewer_collections
+from graph_opt.native import LoadTime
 from ir.core import Operation
 from ir.interpreter import Interpreter
 
@@ -89,3 +90,51 @@ def test_erased_operations_are_no_garbage():
         assert operations() == before - 4
     finally:
         gc.enable()
+
+
+WEIGHTS = """file @w = "w.npz"
+
+graph @main(%x: f32[B, 64]) -> f32[B, 64] {
+  %a = weight(@w, "a") : f32[64, 64]
+  %b = weight(@w, "b") : f32[64, 64]
+  %h = linear(%x, %a)
+  %y = linear(%h, %b)
+  return %y
+}
+"""
+
+
+def test_weights_are_packed_meanwhile(monkeypatch, tmp_path):
+    """The thread's results are taken if nothing has changed what it runs; else it is run again."""
+    random = np.random.default_rng(0)
+    arrays = {n: random.standard_normal((64, 64)).astype(np.float32) for n in "ab"}
+    np.savez(tmp_path / "w.npz", **arrays)
+    (tmp_path / "p.graph").write_text(WEIGHTS)
+    found: list[int] = []
+    results = LoadTime.results
+
+    def counted(self, part):
+        got = results(self, part)
+        found.append(len(got))
+        return got
+
+    monkeypatch.setattr(LoadTime, "results", counted)
+    x = random.standard_normal((3, 64)).astype(np.float32)
+    once = graph_opt.compile(tmp_path / "p.graph")(x)
+    np.testing.assert_allclose(once, x @ arrays["a"].T @ arrays["b"].T, rtol=1e-4, atol=1e-4)
+    begin = LoadTime.begin
+
+    def too_early(self, module):
+        begin(self, module)
+        self._text = "something else"
+
+    monkeypatch.setattr(LoadTime, "begin", too_early)
+    np.testing.assert_array_equal(graph_opt.compile(tmp_path / "p.graph")(x), once)
+    assert found == [1, 0]
+
+
+def test_missing_weights_are_told(tmp_path):
+    np.savez(tmp_path / "w.npz", a=np.zeros((64, 64), np.float32))
+    (tmp_path / "p.graph").write_text(WEIGHTS)
+    with pytest.raises(graph_opt.GraphError, match="b"):
+        graph_opt.compile(tmp_path / "p.graph")
