@@ -100,6 +100,8 @@ class Lowering:
         self._symbols = symbols
         self._buffers: dict[Value, Value] = {}
         self.tensors: list[Operation] = []
+        self.counts: dict[tuple[Block, tuple[Dim, ...], DType], Value] = {}
+        """how many elements there are along open dimensions, as a float: computed once in a block"""
         self.op: Operation
         self.builder: Builder
 

@@ -121,14 +121,28 @@ def averaged(low: Lowering) -> list[Value]:
 
 
 def _count(low: Lowering, buffer: Value, axes: Sequence[int], dtype: DType) -> Value:
-    """How many elements there are along some axes, as a float, in front of the nests."""
-    assert isinstance(buffer.type, MemRefType)
+    """How many elements there are along some axes, as a float, in front of the nests.
+
+    What is not known yet is asked for once in a block: a question about a buffer would keep the nests around it apart.
+    """
+    assert isinstance(buffer.type, MemRefType) and low.op.block is not None
     shape = buffer.type.shape
     fixed = math.prod(d for a in axes if isinstance(d := shape[a], int))
+    extents = tuple(shape[a] for a in axes)
+    if all(isinstance(d, int) for d in extents):
+        with low.builder:
+            return number(fixed, dtype)
+    key = (low.op.block, extents, dtype)
+    if key not in low.counts:
+        low.counts[key] = _open_count(low, buffer, axes, fixed, dtype)
+    return low.counts[key]
+
+
+def _open_count(low: Lowering, buffer: Value, axes: Sequence[int], fixed: int, dtype: DType) -> Value:
+    assert isinstance(buffer.type, MemRefType)
+    shape = buffer.type.shape
     with low.builder:
         sizes = [index_cast(dim(buffer, axis=a), result_type=ScalarType(i64)) for a in axes if not isinstance(shape[a], int)]
-        if not sizes:
-            return number(fixed, dtype)
         if fixed != 1:
             sizes.append(number(fixed, i64))
         return sitofp(functools.reduce(muli, sizes), result_type=ScalarType(dtype))  # type: ignore[no-any-return]
