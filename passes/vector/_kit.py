@@ -16,7 +16,7 @@ from dialects.math import fma
 from ir.attributes import Dense
 from ir.builder import Builder
 from ir.core import Graph, Operation, Value
-from ir.types import DType, ScalarType, VectorType, f32, i32
+from ir.types import DType, ScalarType, VectorType, f32, f64, i32, i64
 
 ROUNDER = 1.5 * 2.0**23
 """A sum with it is rounded to a whole number, which its low bits hold (for numbers below 2**22)."""
@@ -63,6 +63,14 @@ class Kit:
     def i(self, value: int, name: str) -> Value:
         """A constant of i32."""
         return self._constant(np.array(value, np.int64).astype(np.int32), i32, name)
+
+    def long(self, value: int, name: str) -> Value:
+        """A constant of i64."""
+        return self._constant(np.array(value, np.int64), i64, name)
+
+    def double(self, value: float, name: str) -> Value:
+        """A constant of f64."""
+        return self._constant(np.array(value, np.float64), f64, name)
 
     def _constant(self, array: np.ndarray[tuple[()], np.dtype[np.generic]], dtype: DType, name: str) -> Value:
         key = (dtype, array.tobytes())

@@ -19,10 +19,11 @@ from passes.vector._gate import gelu_tanh, sigmoid, silu
 from passes.vector._kit import Kit, with_dtype
 from passes.vector._logarithm import log, log1p, rsqrt
 from passes.vector._power import powf
+from passes.vector._trigonometry import cos, sin, tan
 
 EXPANSIONS: dict[str, Callable[..., Value]] = {
     f"math.{function.__name__}": function
-    for function in (exp, expm1, tanh, sigmoid, silu, erf, erfc, normcdf, gelu, gelu_tanh, log, log1p, rsqrt, powf)
+    for function in (exp, expm1, tanh, sigmoid, silu, erf, erfc, normcdf, gelu, gelu_tanh, log, log1p, rsqrt, powf, sin, cos, tan)
 }
 """By full name of the operation: what builds it from simpler ones, for f32."""
 
@@ -41,13 +42,14 @@ class ExpandMath(Pass):
         %y.sqrt = math.sqrt(%x) : vector<f32[16]>
         %y = arith.divf(%one, %y.sqrt) : vector<f32[16]>
 
-    exp, expm1, tanh, sigmoid, silu, erf, erfc, normcdf, gelu, gelu_tanh, log, log1p, rsqrt and powf become straight code of
-    arithmetic that rounds once (with fused multiply-adds), comparisons, choices and shifts: no calls, no tables, no branches.  So a
-    vector is computed at once, and an interpreter and a compiler get the same bits.  Constants are made once, at the top of the graph.
+    exp, expm1, tanh, sigmoid, silu, erf, erfc, normcdf, gelu, gelu_tanh, log, log1p, rsqrt, powf, sin, cos and tan become straight
+    code of arithmetic that rounds once (with fused multiply-adds), comparisons, choices and shifts: no calls, no tables, no
+    branches.  So a vector is computed at once, and an interpreter and a compiler get the same bits.  Constants are made once, at
+    the top of the graph.
 
-    Errors in ulp over all floats, results that are denormal too: exp, log, rsqrt and powf at most 1, expm1, tanh, erf and log1p
-    at most 2, sigmoid, silu, gelu_tanh, erfc and normcdf at most 3, gelu at most 4.  Special values are those of the operations.  f16 and
-    bf16 are computed in f32 and rounded; f64 stays.
+    Errors in ulp over all floats, results that are denormal too: exp, log, rsqrt and powf at most 1, expm1, tanh, erf, log1p, sin
+    and cos at most 2, sigmoid, silu, gelu_tanh, erfc and normcdf at most 3, gelu and tan at most 4.  Special values are those of
+    the operations.  f16 and bf16 are computed in f32 and rounded; f64 stays.
     """
 
     preserves: ClassVar[Literal["bits", "values", "approximate"]] = "approximate"

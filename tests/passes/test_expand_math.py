@@ -16,6 +16,7 @@ from ir.interpreter import Interpreter
 from passes.infra.base import PassContext
 from passes.infra.verify_exec import compare_modules
 from passes.pipelines import load_pipeline
+from passes.vector._trigonometry import TWO_OVER_PI
 from passes.vector.expand_math import EXPANSIONS, ExpandMath
 
 WIDE = np.longdouble
@@ -50,6 +51,9 @@ EXACT = {
     "normcdf": _special.normcdf,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "sin": lambda x: np.sin(x.astype(WIDE)),
+    "cos": lambda x: np.cos(x.astype(WIDE)),
+    "tan": lambda x: np.tan(x.astype(WIDE)),
 }
 """In more than f32 has; f64 is enough."""
 
@@ -67,6 +71,9 @@ BOUNDS = {
     "log": 1.0,
     "log1p": 1.6,
     "rsqrt": 0.9,
+    "sin": 1.6,
+    "cos": 1.6,
+    "tan": 3.5,
 }
 """In ulp of the exact result; that of denormals is 2**-149."""
 
@@ -84,6 +91,9 @@ RANGES = {
     "log": [(0, 4), (0.5, 1.5), (0.95, 1.05)],
     "log1p": [(-1, 4), (-0.6, 0.6), (-1, -0.99)],
     "rsqrt": [(0, 4)],
+    "sin": [(-10, 10), (-1, 1), (-1e6, 1e6), (-1e20, 1e20)],
+    "cos": [(-10, 10), (-1, 1), (-1e6, 1e6), (-1e20, 1e20)],
+    "tan": [(-10, 10), (-1, 1), (-1e6, 1e6), (-1e20, 1e20)],
 }
 """Where the results are interesting."""
 
@@ -102,6 +112,9 @@ SPECIAL = {
     "log": (math.nan, -math.inf, -math.inf, math.inf),
     "log1p": (math.nan, -0.0, 0.0, math.inf),
     "rsqrt": (math.nan, -math.inf, math.inf, 0.0),
+    "sin": (math.nan, -0.0, 0.0, math.nan),
+    "cos": (math.nan, 1.0, 1.0, math.nan),
+    "tan": (math.nan, -0.0, 0.0, math.nan),
 }
 
 
@@ -144,6 +157,8 @@ THRESHOLDS = [
     *(1.0, 2.0, 4.0, 0.5, 0.25, math.sqrt(0.5), math.sqrt(2.0), 2.0**-25, 2.0**-24, 2.0**24, 2.0**126, 2.0**-126, 2.0**-64, 2.0**-32),
     *(0.34657359 * n for n in range(1, 60)),
     *(math.sqrt(0.34657359 * n) for n in range(1, 60)),
+    *(math.pi / 4 * n for n in (1, 2, 3, 4, 5, 8, 100, 355, 12345, 10**8)),
+    *(16367173.0 * 2.0**72, 13176795.0),  # near multiples of pi / 2
 ]
 
 
@@ -201,6 +216,21 @@ def test_exp_of_what_is_not_positive() -> None:
     module = load(program("exp", x.shape).replace("exp(%x)", "exp(%x, decaying=true)"))
     assert ExpandMath().run(module, PassContext())
     assert np.array_equal(run(module, x), expanded("exp", x), equal_nan=True)
+
+
+def test_bits_of_two_over_pi() -> None:
+    """By Machin's formula."""
+
+    def arctan_of_inverse(n: int) -> int:
+        power, total, k = (1 << 300) // n, 0, 0
+        while power:
+            total, power, k = total + (-1) ** k * (power // (2 * k + 1)), power // n**2, k + 1
+        return total
+
+    pi = 4 * (4 * arctan_of_inverse(5) - arctan_of_inverse(239))
+    two_over_pi = (2 << 600) // pi
+    words = [two_over_pi >> (300 - 32 * n) & 0xFFFFFFFF for n in range(1, 8)]
+    assert [0, *words] == list(TWO_OVER_PI)
 
 
 def test_outside_the_domain() -> None:
@@ -376,7 +406,7 @@ def test_constants_are_made_once_at_the_top() -> None:
 
 
 def test_what_is_left() -> None:
-    """Operations that round once or move bits: no calls of a library, nothing in f64, nothing that needs a table."""
+    """Operations that round once or move bits: no calls of a library, nothing that needs a table; f64 and i64 in large angles alone."""
     text = "graph @main(%A: memref<f32[4]>, %C: memref<f32[4]>) {\n  %x = vector.load(%A[0:+4]) : vector<f32[4]>\n"
     for function in BOUNDS:
         text += f"  %{function} = math.{function}(%x) : vector<f32[4]>\n  vector.store(%{function}, %C[0:+4])\n"
@@ -384,7 +414,9 @@ def test_what_is_left() -> None:
     module = optimize(text + "  return\n}\n", "expand-math")
     names = set(operations(module))
     assert {n for n in names if n.startswith("math.")} == {"math.fma", "math.absf", "math.copysign", "math.sqrt", "math.roundeven"}
-    assert {str(r.type).split("<")[-1].split("[")[0] for op in module.walk() for r in op.results} == {"f32", "i32", "bool"}
+    assert {str(r.type).split("<")[-1].split("[")[0] for op in module.walk() for r in op.results} == {"f32", "i32", "bool", "f64", "i64"}
+    wide = [op.name for op in module.walk() if op.name != "arith.constant" and any("f64" in str(r.type) for r in op.results)]
+    assert wide == ["arith.sitofp", "arith.mulf"] * 3
     assert all(op.block is module.main.block for op in module.walk())
 
 
@@ -420,8 +452,8 @@ def test_selected_functions() -> None:
 
 
 def test_unknown_function_is_located() -> None:
-    with pytest.raises(GraphError, match=r"<pipeline>:1:5(.|\n)*there is no expansion of 'tahn'; .*tanh"):
-        load_pipeline("dce,expand-math{functions=[tahn]}")
+    with pytest.raises(GraphError, match=r"<pipeline>:1:5(.|\n)*there is no expansion of 'tanhh'; .*tanh"):
+        load_pipeline("dce,expand-math{functions=[tanhh]}")
 
 
 def test_f64_and_tensors_stay() -> None:
