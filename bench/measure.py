@@ -133,7 +133,7 @@ def _time(row: Row, ready: Sequence[Member], machine: Member | None, plan: Plan)
         _turn(member, "time", case=row.case.name, milliseconds=plan.milliseconds)
     for number in range(plan.rounds):
         if machine is not None:
-            _add_rates(row, _turn(machine, "sample", level=level_of(row.case.nbytes), milliseconds=plan.milliseconds / 2))
+            _add_rates(row, _turn(machine, "sample", level=level_of(row.case.nbytes), milliseconds=plan.milliseconds / 3))
         turn = number % len(ready)
         for member in [*ready[turn:], *ready[:turn]]:
             _add_block(row, member.name, _turn(member, "time", case=row.case.name, milliseconds=plan.milliseconds))

@@ -9,8 +9,8 @@ from bench.engines.base import Engine
 from bench.quiet import undisturbed_parts
 from graph_opt.limits import READ, Meter
 
-WARM = 2
-"""Samples at first that don't count."""
+WARM, WARM_THREADS = 2, 40
+"""Samples at first that don't count: of several threads many, until they begin together."""
 
 
 class Machine(Engine):
@@ -18,18 +18,25 @@ class Machine(Engine):
 
     def start(self) -> None:
         """Compiles the loops, and takes the memory."""
-        self._meters = {level: Meter(self.threads, levels=(level,)) for level in READ if level != "L1"}
+        self._peak = Meter(self.threads, levels=())
+        self._levels = {level: Meter(self.threads, levels=(level,)) for level in READ if level != "L1"}
 
     def prepare(self, case: Case) -> None:
         """It runs no cases."""
 
     def sample(self, level: str, seconds: float) -> dict[str, list[float]]:
-        """Operations a second, and bytes a second from a level, again and again for about ``seconds``."""
-        meter = self._meters[level]
-        meter.samples.clear()
-        for _ in range(WARM):
-            meter.sample()
-        meter.samples.clear()
-        end = time.perf_counter() + seconds
-        clean = undisturbed_parts(meter.sample, lambda: time.perf_counter() >= end)
-        return {name: [found[i] for i in clean] for name, found in meter.samples.items()}
+        """Operations a second, then bytes a second from a level, each for about ``seconds``.
+
+        They are not mixed: after reading from memory the clock is slower for a while.
+        """
+        peak = _samples(self._peak, seconds)
+        return {**_samples(self._levels[level], seconds), **peak}
+
+
+def _samples(meter: Meter, seconds: float) -> dict[str, list[float]]:
+    for _ in range(WARM if meter.threads == 1 else WARM_THREADS):
+        meter.sample()
+    meter.samples.clear()
+    end = time.perf_counter() + seconds
+    clean = undisturbed_parts(meter.sample, lambda: time.perf_counter() >= end)
+    return {name: [found[i] for i in clean] for name, found in meter.samples.items()}
