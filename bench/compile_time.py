@@ -91,12 +91,12 @@ def llama(layers: int, unrolled: bool) -> str:
         "  %positions = add(%count, %start)",
     ]
     for i in range(layers):
-        lines += [f'  %{n}{i} = weight(@w, "{i}.{n}") : {_type(s)}' for n, s in LAYER_WEIGHTS.items()]
+        lines += [f'  %l{i}.{n} = weight(@w, "{i}.{n}") : {_type(s)}' for n, s in LAYER_WEIGHTS.items()]
         if unrolled:
-            names = {"x": f"x{i}", "out": f"x{i + 1}", "positions": "positions", "start": "start", "length": "length"}
+            names = {"x": f"x{i}", "out": f"x{i + 1}", "keys": f"keys{i}", "values": f"values{i}", **{n: n for n in ("positions", "start", "length")}}
             lines.append(_renamed(LAYER, i, names).rstrip())
         else:
-            weights = ", ".join(f"%{n}{i}" for n in LAYER_WEIGHTS)
+            weights = ", ".join(f"%l{i}.{n}" for n in LAYER_WEIGHTS)
             lines.append(f"  %x{i + 1}, %_, %_ = call(@layer, %x{i}, %keys{i}, %values{i}, %positions, %start, %length, {weights})")
     lines += [
         f"  %normed = rmsnorm(%x{layers}, weight=%last_norm, eps=1e-5)",
@@ -116,7 +116,8 @@ def _renamed(text: str, layer: int, names: dict[str, str]) -> str:
     for word in words:
         if word.startswith("%"):
             end = next((i for i, c in enumerate(word[1:], 1) if not (c.isalnum() or c == "_")), len(word))
-            word = f"%{names.get(word[1:end], word[1:end] + str(layer))}{word[end:]}"
+            name = word[1:end]
+            word = f"%{names.get(name, f'l{layer}.{name}')}{word[end:]}"
         done.append(word)
     return "".join(done)
 
