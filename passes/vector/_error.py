@@ -41,6 +41,9 @@ ERFC = (
 )
 """The same for exp(x**2) * erfc(x), within 4e-9 for 0 <= x <= 10.3."""
 
+SHIFT = 40
+"""Tails have powers of two from -152 to 0, which are made so much larger."""
+
 Mills = tuple[float, Sequence[float], Sequence[float]]
 
 
@@ -60,7 +63,7 @@ def erf(kit: Kit, x: Value) -> Value:
 
 
 def _tail(kit: Kit, size: Value, factor: float, mills: Mills, name: str) -> tuple[Value, Value]:
-    """exp(-factor * size**2) times a ratio q / (a * size * q + p), without its power of two, which is the second value.
+    """exp(-factor * size**2) times a ratio q / (a * size * q + p), without its power of two, which is the second value (see _scaled).
 
     ``factor`` is a power of two.  What size**2 loses to rounding is added to the reduced argument, since its absolute error is
     a relative one of the result.  The form of the ratio is one in which the error of q cancels where it has grown, for large
@@ -70,7 +73,7 @@ def _tail(kit: Kit, size: Value, factor: float, mills: Mills, name: str) -> tupl
     lost = fma(size, size, negf(square))
     scale = kit.f(-factor, f"{name}_factor")
     argument = mulf(square, scale)
-    n, bits = kit.rounded_multiple(argument, kit.f(LOG2_E, "log2_e"), 254)
+    n, bits = kit.rounded_multiple(argument, kit.f(LOG2_E, "log2_e"), 127 + SHIFT)
     r = fma(n, kit.f(-LN2_LOW, "ln2_low_neg"), fma(n, kit.f(-LN2_HIGH, "ln2_neg"), argument))
     r = fma(lost, scale, r)
     growth = fma(mulf(r, r), kit.polynomial(r, EXP[2:], "exp", 2), r)  # exp(r) - 1
@@ -83,10 +86,15 @@ def _tail(kit: Kit, size: Value, factor: float, mills: Mills, name: str) -> tupl
     return fma(ratio, growth, ratio), bits
 
 
+def _scaled(kit: Kit, tail: Value, bits: Value) -> Value:
+    """With its power of two, rounded once: the first product is far from the ends of the range."""
+    return mulf(mulf(tail, kit.power_of_two(bits)), kit.f(2.0**-SHIFT, "tail_shift"))  # type: ignore[no-any-return]
+
+
 def normcdf(kit: Kit, x: Value) -> Value:
     """The tail for negative x, 1 minus it else."""
     size = kit.at_most(absf(x), 14.5, "normcdf_high")
-    tail = kit.scaled(*_tail(kit, size, 0.5, NORMCDF, "normcdf"))
+    tail = _scaled(kit, *_tail(kit, size, 0.5, NORMCDF, "normcdf"))
     below = cmpf(x, kit.f(0.0, "zero"), predicate="lt")
     return select(below, tail, subf(kit.f(1.0, "one"), tail))  # type: ignore[no-any-return]
 
@@ -95,7 +103,7 @@ def gelu(kit: Kit, x: Value) -> Value:
     """maximum(x, 0) - size * tail, for either sign; the product is taken while the tail is no denormal."""
     size = kit.at_most(absf(x), 14.5, "normcdf_high")
     tail, bits = _tail(kit, size, 0.5, NORMCDF, "normcdf")
-    less = kit.scaled(mulf(size, tail), bits)
+    less = _scaled(kit, mulf(size, tail), bits)
     zero = kit.f(0.0, "zero")
     above = select(cmpf(x, zero, predicate="gt"), x, zero)
     return copysign(subf(above, less), x)  # type: ignore[no-any-return]
@@ -104,6 +112,6 @@ def gelu(kit: Kit, x: Value) -> Value:
 def erfc(kit: Kit, x: Value) -> Value:
     """The tail for positive x, 2 minus it else."""
     size = kit.at_most(absf(x), 10.25, "erfc_high")
-    tail = kit.scaled(*_tail(kit, size, 1.0, ERFC, "erfc"))
+    tail = _scaled(kit, *_tail(kit, size, 1.0, ERFC, "erfc"))
     below = cmpf(x, kit.f(0.0, "zero"), predicate="lt")
     return select(below, subf(kit.f(2.0, "two"), tail), tail)  # type: ignore[no-any-return]
