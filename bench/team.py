@@ -95,7 +95,7 @@ def gather(names: Sequence[str], setting: Setting, log: IO[str]) -> tuple[list[M
         if "versions" in member.hello:
             there.append(member)
             continue
-        why = member.hello.get("missing") or member.hello.get("error")
+        why = f"{member.hello['missing']}; pip install -e '.[bench]'" if "missing" in member.hello else member.hello.get("error")
         lines.append(f"{member.name} is left out: {why} ({member.python})")
         member.stop()
     return there, lines
