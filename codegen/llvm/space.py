@@ -245,31 +245,26 @@ class Space:
         return sum(abs(coefficient) * self._size(monomial) for monomial, coefficient in poly.items())
 
     def _size(self, monomial: Monomial) -> int:
-        """A bound of a product.  One of named dimensions, or of their multiples divided and rounded up, is looked at before a run."""
+        """A bound of a product.  One of named dimensions, or of sums of them divided and rounded up, is looked at before a run."""
         if len(monomial) > 1:
-            names: list[int] = []
-            factor = 1
+            total: Poly = {(): 1}
             for number in monomial:
-                some, times = self._names_in(number)
-                names += some
-                factor *= times
-            if factor:
-                self.guarded[tuple(sorted(names))] = None
-                return factor * SYMBOL_LIMIT
+                total = multiply(total, self._in_names(number))
+            if total:
+                self.guarded.update(dict.fromkeys(tuple(sorted(names)) for names in total if len(names) > 1))
+                return sum(factor * (SYMBOL_LIMIT if names else 1) for names, factor in total.items())
         return math.prod(self.atoms[n].magnitude for n in monomial)
 
-    def _names_in(self, number: int) -> tuple[Monomial, int]:
-        """Named dimensions and a factor whose product is not less than an atom that is 0 or more: x for x ceildiv 16; else a
-        factor of 0."""
+    def _in_names(self, number: int) -> Poly:
+        """A polynomial of named dimensions that is not less than an atom that is 0 or more: x + 1 for (x + 1) ceildiv 16; else nothing."""
         atom = self.atoms[number]
         if atom.name:
-            return (number,), 1
-        if atom.function is not None and atom.function[0] == "ceildiv" and len(atom.function[1][0]) == 1:
-            ((monomial, factor),) = atom.function[1][0].items()
-            divisor = as_number(atom.function[1][1])
-            if monomial and factor > 0 and divisor is not None and divisor > 0 and all(self.atoms[n].name for n in monomial):
-                return monomial, factor
-        return (), 0
+            return {(number,): 1}
+        if atom.function is not None and atom.function[0] == "ceildiv":
+            divided, divisor = atom.function[1][0], as_number(atom.function[1][1])
+            if divisor is not None and divisor > 0 and all(c > 0 and all(self.atoms[n].name for n in m) for m, c in divided.items()):
+                return divided
+        return {}
 
     def is_exact(self, poly: Poly) -> bool:
         """Whether code computes the polynomial without wrapping around."""

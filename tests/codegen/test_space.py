@@ -166,3 +166,7 @@ def test_products_of_what_is_rounded_up() -> None:
     names = {tuple(space.atoms[n].name for n in m) for m in space.guarded}
     assert {("N", "K"), ("N", "M", "K")} <= names
     assert not space.is_exact(space.convert(K * apply_function("floordiv", N, M)))
+    space.guarded.clear()
+    assert space.is_exact(space.convert(M * apply_function("ceildiv", N + K + 1, 128)))
+    assert {tuple(space.atoms[n].name for n in m) for m in space.guarded} == {("N", "M"), ("M", "K")}, "M alone is looked at anyway"
+    assert not space.is_exact(space.convert(M * apply_function("ceildiv", N - K, 128))), "which may be below 0"
