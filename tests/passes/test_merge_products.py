@@ -121,9 +121,10 @@ def test_weights_behind_the_first_product_are_brought() -> None:
 
 
 def test_nothing_is_copied() -> None:
-    """After O2 the pieces are places in the loops that read them, and the weights are put together when the program is loaded."""
+    """The pieces are places in the loops that read them, and the weights are put together when the program is loaded."""
     module = load(program(LINEAR, [*heads(), *ATTENTION]))
-    apply(module, "O2", {f: GeneratedWeights(module, f) for f in module.files})
+    pipeline = "O1,merge-products,decompose,hoist-to-init,lower-to-linalg,fuse"
+    apply(module, pipeline, {f: GeneratedWeights(module, f) for f in module.files})
     text = print_module(module)
     nests = [op for op in module.main.block if op.name == "linalg.generic"]
     assert len(nests) == 4 and "= concat(" not in text[: text.index("graph @main.init")]
