@@ -81,7 +81,7 @@ class UnrollJam(Pass):
     computed, and loaded, once.  Rounds that are left over keep a loop of their own behind.
 
     It is done for the innermost loops with tag ``loop``, of ``by`` rounds or more, in which a loop carries something, where nothing else has an
-    effect and loops inside run through the same range in every round; for as many rounds, at most ``by``, as touch no more than
+    effect and loops inside run through the same range in every round; for as many rounds, at most ``by``, as read no more than
     ``bytes`` together.
 
     The rounds of an ``scf.parallel`` don't depend on each other, so the bits stay.
@@ -95,7 +95,7 @@ class UnrollJam(Pass):
     by: int = 4
     """how many rounds at once, at most"""
     bytes: int = 32768
-    """what they may read and write: a part of the nearest cache"""
+    """what they may read of their own, often more than once: as much as the nearest cache holds"""
 
     def __post_init__(self) -> None:
         if self.by < 2:
@@ -120,8 +120,8 @@ class UnrollJam(Pass):
         most = upper_bound(extent(bounds[0]))
         if most is not None and most < self.by:
             return 1  # what is left over of another loop, or nearly nothing
-        count, touched = self.by, bytes_of_a_round(loop)
-        while count > 1 and count * touched > self.bytes:
+        count, read = self.by, bytes_of_a_round(loop)
+        while count > 1 and count * read > self.bytes:
             count //= 2
         return count
 
@@ -173,11 +173,14 @@ def _can_share(op: Operation, written: Sequence[Access]) -> bool:
 
 
 def bytes_of_a_round(loop: Operation) -> int:
-    """How many bytes a round touches of buffers that it has a part of its own in, as far as that is known."""
+    """How many bytes a round reads of buffers that it has a part of its own in, as far as that is known.
+
+    What it only writes need not stay near.
+    """
     parts: dict[Value, int] = {}
     for access in all_accesses([loop]):
         at = next((n for n, d in enumerate(access.indices or ()) if depends_on(d, [variable(loop)])), None)
-        if at is not None:
+        if at is not None and not access.writes:
             rest = access.type.shape[at + 1 :]
             parts[access.buffer] = math.prod(d for d in rest if isinstance(d, int)) * access.type.dtype.bits // 8
     return sum(parts.values())

@@ -137,9 +137,9 @@ def test_loops_that_stay(old: str, new: str) -> None:
 
 
 def test_no_more_than_fits() -> None:
-    """A row of 1024 floats is read and written in 8 KiB."""
+    """A row of 1024 floats is 4 KiB."""
     text = SUMS.replace("N]", "1024]").replace("to N", "to 1024").replace("f32[N", "f32[1024")
-    for limit, step in ((32768, "step 4"), (32767, "step 2"), (16384, "step 2"), (16383, "")):
+    for limit, step in ((16384, "step 4"), (16383, "step 2"), (8192, "step 2"), (8191, "")):
         after = load(text)
         apply(after, f"unroll-jam{{bytes={limit}}}")
         assert ("step" in str(after)) == bool(step) and step in str(after)
