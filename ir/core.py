@@ -474,7 +474,10 @@ class Graph:
     def walk(self) -> Iterator[Operation]:
         """All operations, nested ones included, in order."""
         for op in self.block:
-            yield from op.walk()
+            if op.regions:
+                yield from op.walk()
+            else:
+                yield op
 
     def unique_name(self, base: str) -> str:
         """``base`` when it is free, else ``base.N`` with the smallest free N >= 1."""

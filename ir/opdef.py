@@ -255,6 +255,10 @@ class OpDef:
     ) -> None:
         self.name = name
         self.dialect = dialect
+        self.full_name = f"{dialect}.{name}"
+        """The name with its dialect."""
+        self.text_name = name if dialect == "graph" else self.full_name
+        """The name as programs write it: without the prefix of the ``graph`` dialect."""
         self.operand_specs = tuple(operands)
         self.attribute_specs = {a.name: a for a in attributes}
         self.infer_function = infer
@@ -277,15 +281,6 @@ class OpDef:
         self.variadic = next((o for o in self.operand_specs if o.variadic), None)
         self.optional_operands = tuple(o for o in self.operand_specs if o.optional)
         self.positional_attributes = tuple(a for a in attributes if a.positional)
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.dialect}.{self.name}"
-
-    @property
-    def text_name(self) -> str:
-        """The name as programs write it: without the prefix of the ``graph`` dialect."""
-        return self.name if self.dialect == "graph" else self.full_name
 
     @property
     def summary(self) -> str:
