@@ -9,7 +9,7 @@ from dialects.arith.cast import sitofp
 from dialects.arith.comparison import cmpf, select
 from dialects.arith.floats import addf, divf, mulf, subf
 from dialects.arith.integers import addi, subi
-from dialects.math import absf, copysign, fma, sqrt
+from dialects.math import copysign, fma, sqrt
 from ir.core import Value
 from ir.types import f32
 from passes.vector._kit import Kit, from_bits, to_bits, with_dtype
@@ -80,11 +80,13 @@ def log1p(kit: Kit, x: Value) -> Value:
 
 
 def rsqrt(kit: Kit, x: Value) -> Value:
-    """The root of the reciprocal, which halves the error of the first rounding; both are far from the ends of the range."""
-    below = cmpf(absf(x), kit.f(1.0, "one"), predicate="lt")
+    """The root of the reciprocal, which halves the error of the first rounding; both are far from the ends of the range.
+
+    What is not above 0 is told apart beside it, so that the result waits for one choice alone.
+    """
+    below, zero = cmpf(x, kit.f(1.0, "one"), predicate="lt"), kit.f(0.0, "zero")
     scale = select(below, kit.f(2.0**32, "two_32"), kit.f(2.0**-32, "two_32_inverse"))
     back = select(below, kit.f(2.0**16, "two_16"), kit.f(2.0**-16, "two_16_inverse"))
-    reciprocal = divf(kit.f(1.0, "one"), mulf(x, scale))
-    zero = kit.f(0.0, "zero")  # -0 and -inf have reciprocals that say nothing
-    root = select(cmpf(x, zero, predicate="eq"), reciprocal, mulf(sqrt(reciprocal), back))
-    return select(cmpf(x, zero, predicate="lt"), kit.f(math.nan, "nan"), root)  # type: ignore[no-any-return]
+    root = mulf(sqrt(divf(kit.f(1.0, "one"), mulf(x, scale))), back)
+    other = select(cmpf(x, zero, predicate="eq"), copysign(kit.f(math.inf, "inf"), x), kit.f(math.nan, "nan"))
+    return select(cmpf(x, zero, predicate="gt"), root, other)  # type: ignore[no-any-return]
