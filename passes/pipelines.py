@@ -38,6 +38,7 @@ _LOOPS = (
     "vectorize{loops=[n.e]}",
     "vectorize{loops=[n]}",
     "block-steps{loop=k, size=$lanes}",
+    "block-rows{loop=n.tile, rows=m.tile, size=128}",
     "prefetch{loop=k, ahead=8, across=n.tile}",
     # one loop of what goes through a row in the same order
     "fuse-loops{loop=[col, reduce], inside=row}",

@@ -116,11 +116,20 @@ class Space:
         rounds = self._atom(magnitude)
         rounds.nonnegative = True
         rounds.lowers.append((1, {}))
-        fact = divide_by_content(add(add(distance, constant(-1)), rounds.meaning, -step_number))
-        factor = -fact[(rounds.number,)]
-        rounds.uppers.append((factor, add(fact, rounds.meaning, factor)))
+        for limit in self._limits(distance):
+            fact = divide_by_content(add(add(limit, constant(-1)), rounds.meaning, -step_number))
+            factor = -fact[(rounds.number,)]
+            rounds.uppers.append((factor, add(fact, rounds.meaning, factor)))
         atom.means(add(self.expand(start), rounds.meaning, step_number))
         atom.nonnegative = self.prove(atom.meaning)
+
+    def _limits(self, poly: Poly) -> list[Poly]:
+        """What a polynomial is at most: itself, and with each of its terms in the place of a minimum, which may be a multiple."""
+        for monomial, coefficient in poly.items():
+            atom = self.atoms[monomial[0]] if len(monomial) == 1 and coefficient == 1 else None
+            if atom is not None and atom.picks == "min":
+                return [*(add(add(poly, atom.meaning, -1), case) for case in atom.cases), poly]
+        return [poly]
 
     @staticmethod
     def _at_least(atom: Atom, bound: Poly) -> None:
