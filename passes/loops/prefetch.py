@@ -18,8 +18,11 @@ from passes.loops._loops import Access, accesses, body, depends_on, loops_tagged
 LINE = 64
 """Bytes of a cache line."""
 
-_FEW = 3
-"""Rounds that read the same panel; with fewer, one step can't ask for its part of the next panel with one hint."""
+_SHARING = 2
+"""Readers of a panel from which on they ask for the next one, each step for a part of it."""
+
+_MANY = 3
+"""Readers that can ask for all of it, so that nothing has to be looked for far ahead."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,9 @@ class Prefetch(Pass):
 
     A panel is read by all tiles of rows (``m.tile``) one after the other, of which only the first one finds it far away.
     So while it is read, every step asks for its share of the next panel, the one of the next round of the loop with tag
-    ``across``, which is then spread over the whole time.  Where there are less than three tiles of rows that would be too
-    much for one hint a step: hints are ``far`` rounds ahead then; when the number of tiles is known only when the program
-    runs, the distance is computed from it.
+    ``across``, which is then spread over the whole time.  One hint a step is too little for all of it with two tiles of rows,
+    and with one there is nothing to spread: hints are further ahead then, up to ``far`` rounds; when the number of tiles is
+    known only when the program runs, the distance is computed from it.
 
     A hint changes no result, and may point behind the buffer.
     """
@@ -105,7 +108,7 @@ class Prefetch(Pass):
 
     def _distance(self, readers: Dim) -> Dim:
         """``ahead`` for three readers of a panel and more, ``far`` for one and none."""
-        slope = -(-(self.far - self.ahead) // (_FEW - 1))
+        slope = -(-(self.far - self.ahead) // (_MANY - 1))
         return dim_max(self.ahead, dim_min(self.far, self.far + slope - slope * readers))
 
 
@@ -165,7 +168,7 @@ def _rounds(loop: Operation, until: Dim | None = None) -> Dim | None:
 
 def _next_panel(load: Operation, panel: Panel) -> bool:
     """A hint for the share of the next panel that falls to one step of one reader."""
-    if panel.reader is None or (isinstance(panel.readers, int) and panel.readers < _FEW):
+    if panel.reader is None or (isinstance(panel.readers, int) and panel.readers < _SHARING):
         return False
     share = ceildiv(panel.width, dim_max(1, panel.readers))
     place = (panel.reader * panel.lines + panel.line) * share

@@ -118,7 +118,7 @@ def show_levels() -> None:
     sentence = f"That nest, tiled and vectorized: {block[1]} rows of {block[2]} columns are one value that the k loop carries; then add and silu."
     show(f"{name} --pipeline cpu --print-ir-before prefetch", sentence, vectors)
 
-    llvm = hottest_loop(command("--emit", "llvm"), "@llvm.fma")
+    llvm = hottest_loop(command("--emit", "llvm"), r"phi <\d+ x float>")  # it carries what it adds up
     sentence = f"The k loop again: {count(llvm, '@llvm.fma')} machine vectors of 16 floats, a line or so for each operation."
     show(f"{name} --emit llvm", sentence, first_of_each(llvm, 1))
 
