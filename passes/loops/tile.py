@@ -34,6 +34,9 @@ from passes.loops._loops import (
 )
 from passes.loops._panels import stored_tensor
 
+_FEW_TILES = 2
+"""Tiles of a loop of which a remainder would be much of the work."""
+
 
 @dataclass(frozen=True)
 class Tile(Pass):
@@ -66,7 +69,8 @@ class Tile(Pass):
     nothing else: ``tile{loop=n, size=48, outside=m}, tile{loop=m, size=8}`` makes the order n.tile, m.tile, m, n.
 
     ``rounds=48`` leaves the choice among several sizes to loops that are known to have so many rounds of the loop
-    ``outside``; for others the last size is taken.  Wide tiles have few rows, and read what they share more often.
+    ``outside``; for others the last size is taken.  Wide tiles have few rows, and read what they share more often.  Loops
+    of less than two tiles have the choice in any case: there a remainder would be much of the work.
 
     ``across=16`` is the size for loops that read what is lines apart, each line along another loop, while there is no loop
     ``outside`` that reads it again: few lines at a time are read well.  What is stored with the program does not count,
@@ -141,7 +145,7 @@ class Tile(Pass):
         known = static_extent(bounds)
         if known is None:
             return self.size[-1]
-        sizes = self.size if self._has_rounds(place) else self.size[-1:]
+        sizes = self.size if known < _FEW_TILES * self.size[-1] or self._has_rounds(place) else self.size[-1:]
         size = next((s for s in sizes if known % s == 0), sizes[-1])
         return min(size, max(1, -(-known // 16)) * 16)
 

@@ -164,8 +164,10 @@ def test_area(n: str, rows: int) -> None:
 @pytest.mark.parametrize(("rows", "size"), [("47", 48), ("48", 64), ("M", 48)])
 def test_rounds(rows: str, size: int) -> None:
     """A choice among sizes only where many rows are known."""
-    after = optimize(matmul(rows, "64", "3"), "tile{loop=n, size=[48, 64, 48], outside=m, rounds=48}")
+    after = optimize(matmul(rows, "640", "3"), "tile{loop=n, size=[48, 64, 48], outside=m, rounds=48}")
     assert f'step {size}, tag="n.tile"' in print_module(after)
+    after = optimize(matmul(rows, "64", "3"), "tile{loop=n, size=[48, 64, 48], outside=m, rounds=48}")
+    assert 'step 64, tag="n.tile"' in print_module(after), "a remainder of 16 columns would be a quarter of the work"
 
 
 def test_across() -> None:
