@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import os
 import resource
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-LOCK = Path(tempfile.gettempdir()) / "bench.lock"
-"""Held while something is timed, so that benchmarks take turns."""
+LOCK = Path(tempfile.gettempdir()) / f"graph-opt-bench-{getpass.getuser()}.lock"
+"""Held while something is timed, so that benchmarks of one user take turns."""
 
 
 def pick_processors(threads: int, named: str = "") -> list[int]:
@@ -33,8 +34,6 @@ def keep_to(processors: Iterable[int]) -> None:
 def undisturbed() -> Iterator[None]:
     """Alone with other benchmarks."""
     with LOCK.open("w") as lock:
-        with contextlib.suppress(OSError):
-            LOCK.chmod(0o666)
         if not _inherited(lock.fileno()):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

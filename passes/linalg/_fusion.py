@@ -278,11 +278,6 @@ def compose(indices: Indices, places: Mapping[str, Dim]) -> Indices:
     return tuple(substitute(e, places) for e in indices)
 
 
-def mentions(indices: Iterable[Dim], names: Iterable[str]) -> bool:
-    wanted = set(names)
-    return any(n in wanted for e in indices for n in symbols_of(e))
-
-
 # -- building ----------------------------------------------------------------------------------------------------------
 
 
