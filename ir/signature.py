@@ -141,22 +141,34 @@ def constraint_holds(constraint: Constraint, bindings: Mapping[str, int]) -> boo
     return all(_COMPARE[c](a, b) for c, a, b in zip(constraint.comparisons, values, values[1:], strict=False))  # type: ignore[arg-type]
 
 
-def check_updatable(graph: Graph, arrays: Sequence[NDArray[Any]]) -> None:
-    """Raises GraphError for an ``inout`` array that overlaps itself or another one: there would be no one last version."""
+def overlaps_itself(array: NDArray[Any]) -> bool:
+    """Whether elements of an array may share memory: False is a promise."""
+    reach = array.itemsize
+    for stride, size in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < reach and array.size:
+            return True
+        reach = stride * (size - 1) + reach
+    return False
+
+
+def overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether two arrays have memory in common; interleaved ones have not."""
     import numpy as np
 
+    return bool(np.may_share_memory(a, b) and np.shares_memory(a, b))
+
+
+def check_updatable(graph: Graph, arrays: Sequence[NDArray[Any]]) -> None:
+    """Raises GraphError for an ``inout`` array that overlaps itself or another one: there would be no one last version."""
     seen: list[tuple[Parameter, NDArray[Any]]] = []
     for parameter in graph.parameters:
         if not parameter.inout:
             continue
         array = arrays[parameter.index]
-        reach = array.itemsize
-        for stride, size in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
-            if stride < reach and array.size:
-                raise GraphError(Diagnostic(f"%{parameter.name} is inout, but elements of the array share memory", parameter.loc))
-            reach = stride * (size - 1) + reach
+        if overlaps_itself(array):
+            raise GraphError(Diagnostic(f"%{parameter.name} is inout, but elements of the array share memory", parameter.loc))
         for other, earlier in seen:
-            if np.may_share_memory(array, earlier) and np.shares_memory(array, earlier):
+            if overlap(array, earlier):
                 raise GraphError(Diagnostic(f"%{parameter.name} and %{other.name} are inout, but their arrays share memory", parameter.loc))
         seen.append((parameter, array))
 

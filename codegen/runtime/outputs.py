@@ -9,6 +9,7 @@ import numpy as np
 
 from ir.core import Graph
 from ir.diagnostics import Diagnostic, GraphError
+from ir.signature import overlap, overlaps_itself
 from ir.types import TensorType, dtype_from_numpy
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def as_outputs(graph: Graph, out: Any) -> Arrays:
             raise GraphError(Diagnostic(f"out: %{value.name} takes a numpy array, found {type(array).__name__}", value.location))
         if not array.flags.writeable:
             raise GraphError(Diagnostic(f"out: the array for %{value.name} is read-only", value.location))
-        if array.size and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
+        if overlaps_itself(array):
             raise GraphError(Diagnostic(f"out: elements of the array for %{value.name} share memory", value.location))
     return given
 
@@ -51,10 +52,10 @@ def check_outputs(graph: Graph, out: Arrays, results: Sequence[tuple[tuple[int, 
             raise GraphError(Diagnostic(f"out: %{value.name} is {TensorType(wanted, shape)}, but the array is {name}", value.location))
     for at, (value, array) in enumerate(zip(graph.results, out, strict=True)):
         for other, earlier in zip(graph.results[:at], out[:at], strict=True):
-            if np.may_share_memory(array, earlier):
+            if overlap(array, earlier):
                 raise GraphError(Diagnostic(f"out: the arrays for %{other.name} and %{value.name} share memory", value.location))
         for parameter, argument in zip(graph.parameters, arguments, strict=True):
-            if parameter.inout and np.may_share_memory(array, argument):
+            if parameter.inout and overlap(array, argument):
                 raise GraphError(Diagnostic(f"out: the array for %{value.name} shares memory with %{parameter.name}, which is inout", value.location))
 
 

@@ -149,7 +149,8 @@ def layernorm(
     left out.  Computed wide (f16 and bf16 in f32 at least) and rounded once; compiled code may square f32 in f32,
     where deviations above 1.8e19 overflow.
 
-    A constant row is ``bias`` (or 0) for ``eps > 0`` and NaN (0 / 0) for ``eps = 0``.  NaN or an infinity in a row
+    A constant row is ``bias`` (or 0) for ``eps > 0`` and NaN (0 / 0) for ``eps = 0``, as far as its mean is exact: compiled
+    code has it in f32, and deviations below an ulp or two of the mean are its rounding.  NaN or an infinity in a row
     makes it NaN.  An empty last axis gives an empty result.  ``eps`` is rounded to the
     type of the computation, f32 or f64; a negative one is an error.
 

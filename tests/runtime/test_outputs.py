@@ -94,6 +94,7 @@ def test_what_is_refused(device: str) -> None:
         (np.zeros((4, 3), "c8"), "but the array is complex64"),
         (readonly, "read-only"),
         (np.lib.stride_tricks.as_strided(np.zeros(3, f), (4, 3), (0, 4)), "elements of the array for %z share memory"),
+        (np.lib.stride_tricks.as_strided(np.zeros(12, f), (4, 3), (4, 4)), "elements of the array for %z share memory"),
         (7, "takes a numpy array, found int"),
         (np.ma.masked_array(np.zeros((4, 3), f)), "takes a numpy array, found MaskedArray"),
         ((), "has 1 result, found 0 arrays"),
@@ -106,6 +107,15 @@ def test_what_is_refused(device: str) -> None:
         two(X[0], out=(base[:3], base[2:8]))
     with pytest.raises(GraphError, match="has 2 results, found 1 array"):
         two(X[0], out=base)
+
+
+def test_interleaved_arrays(device: str) -> None:
+    """Memory between that of another result is not shared."""
+    call = program(TWO, device)
+    plain = call(X[0])
+    base = np.zeros(12, f)
+    found = call(X[0], out=(base[:6:2], base[1::2]))
+    assert all(np.array_equal(a, b) for a, b in zip(found, plain, strict=True)) and np.array_equal(base[:6:2], plain[0])
 
 
 def test_updated_arguments_are_no_outputs(device: str) -> None:
