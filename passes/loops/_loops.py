@@ -425,6 +425,13 @@ def end_loop(loop: Operation, values: Sequence[Value] = ()) -> None:
     Builder(body(loop), loc=loop.loc).create(yield_, list(values))
 
 
+def outermost(op: Operation) -> Operation:
+    """The operation of the graph's own block that ``op`` is or stands in."""
+    while (outer := parent(op)) is not None:
+        op = outer
+    return op
+
+
 def move_into(op: Operation, block: Block, anchor: Operation | None = None) -> None:
     """Moves an operation with all its regions within its graph (before ``anchor``, to the end for None)."""
     op.remove()

@@ -10,7 +10,7 @@ from ir.core import DROPPED, Block, Graph, Module, Operation, Value
 from ir.rewriter import walk_graphs
 from passes.infra.base import Pass, PassContext
 from passes.loops._dependence import is_in_bounds, is_inside, may_conflict
-from passes.loops._loops import body, is_loop, parent, tag_of
+from passes.loops._loops import body, is_loop, outermost, tag_of
 from passes.loops._memory import Access, accesses_of, all_accesses, memory_of, same_place, stored_value
 
 _LOADS = ("memref.load", "vector.load")
@@ -151,17 +151,9 @@ class _Forwarder:
                 count += len(uses) + 1
         return count
 
-
     def _is_private(self, uses: Iterable[Operation]) -> bool:
-        nests = {_around(use) for use in uses if use.name not in _SAME_MEMORY}
+        nests = {outermost(use) for use in uses if use.name not in _SAME_MEMORY}
         return len(nests) < 2 and all(nest.block is self.graph.block for nest in nests)
-
-
-def _around(op: Operation) -> Operation:
-    """The outermost operation that an operation stands in."""
-    while (outer := parent(op)) is not None:
-        op = outer
-    return op
 
 
 def _untouched(known: Iterable[_Known], accesses: Iterable[Access], block: Block) -> list[_Known]:

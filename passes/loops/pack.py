@@ -29,6 +29,7 @@ from passes.loops._loops import (
     loops_tagged,
     minimum_terms,
     move_into,
+    outermost,
     parent,
     ranges,
     single_range,
@@ -131,7 +132,7 @@ class _Packing:
         if self.stored_only or not self.rows:
             return
         for tiles in loops:
-            nest = self._nest(tiles)
+            nest = outermost(tiles)
             conditions = next(self._conditions(tiles), [])
             if conditions and nest.name != "scf.if":
                 two_versions(nest, conditions)
@@ -177,7 +178,7 @@ class _Packing:
         if place is None or not isinstance(access.buffer.type, MemRefType):
             return False
         panels = Panels(*place, width)
-        nest = self._nest(load)
+        nest = outermost(load)
         if not panels.fit(access.buffer.type) or _is_written(access.buffer, nest):
             return False
         near = not self.stored_only and _fits_near(access, panels, column, _loop_of(tile))
@@ -232,13 +233,6 @@ class _Packing:
         if made is not None:
             self.replaced[buffer] = None
         return made
-
-    def _nest(self, op: Operation) -> Operation:
-        """The operation of the graph's own block that ``op`` stands in."""
-        while (outer := parent(op)) is not None:
-            op = outer
-        return op
-
 
 def _pack_when_run(buffer: Value, panels: Panels, nest: Operation) -> Value | None:
     """Fills panels in front of a nest, or of the version of it that reads them; their memory is the graph's own."""
