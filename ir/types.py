@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
-from ir.dims import Dim, UnknownDim, compatible, format_dim, merge, product, substitute, symbols_of
+from ir.dims import Dim, UnknownDim, compatible, floordiv, format_dim, merge, mod, product, substitute, symbols_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,11 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type.  ``kind`` is one of float, int, uint, bool, index; ``bits`` is the stored width."""
+    """An element type.  ``kind`` is one of float, int, uint, bool, index, block; ``bits`` is the stored width.
+
+    Elements of kind ``block`` are stored in blocks of ``block`` along the last axis of a tensor, ``block_bytes`` each:
+    numbers of ``bits`` bits, and the scale (and minimum) that they share.
+    """
 
     name: str
     kind: str
     bits: int
+    block: int = 1
+    block_bytes: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -36,8 +42,15 @@ class DType:
         return self.kind in ("int", "uint", "index")
 
     @property
+    def is_block(self) -> bool:
+        """Whether elements are stored in blocks, and have no bytes of their own."""
+        return self.kind == "block"
+
+    @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Bytes of one element.  Raises TypeError for blocks, whose elements share bytes: ask :attr:`TensorType.nbytes`."""
+        if self.is_block:
+            raise TypeError(f"one element of {self.name} has no bytes of its own: {self.block_bytes} bytes hold {self.block}")
         return max(1, self.bits // 8)
 
     @property
@@ -54,7 +67,7 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The numpy dtype that holds such elements (``bf16`` through ml_dtypes)."""
+        """The numpy dtype that holds such elements (``bf16`` through ml_dtypes), or one block of them."""
         return _numpy_dtype(self)
 
 
@@ -69,10 +82,20 @@ i8 = DType("i8", "int", 8)
 u8 = DType("u8", "uint", 8)
 boolean = DType("bool", "bool", 8)
 index = DType("index", "index", 64)
+q4_0 = DType("q4_0", "block", 4, 32, 18)
+q4_1 = DType("q4_1", "block", 4, 32, 20)
+q8_0 = DType("q8_0", "block", 8, 32, 34)
 
-DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, f16, bf16, i64, i32, i16, i8, u8, boolean, index)}
+DTYPES: dict[str, DType] = {d.name: d for d in (f64, f32, f16, bf16, i64, i32, i16, i8, u8, boolean, index, q4_0, q4_1, q8_0)}
+ELEMENT_DTYPES: dict[str, DType] = {n: d for n, d in DTYPES.items() if not d.is_block}
+"""The element types whose elements stand alone: those of scalars, vectors and buffers."""
 
 _NUMPY_NAMES = {"f64": "f8", "f32": "f4", "f16": "f2", "i64": "i8", "i32": "i4", "i16": "i2", "i8": "i1", "u8": "u1", "bool": "?", "index": "i8"}
+_BLOCK_FIELDS: dict[str, list[Any]] = {  # the layout of GGUF files, little-endian
+    "q4_0": [("d", "<f2"), ("qs", "u1", (16,))],
+    "q4_1": [("d", "<f2"), ("m", "<f2"), ("qs", "u1", (16,))],
+    "q8_0": [("d", "<f2"), ("qs", "i1", (32,))],
+}
 _numpy_cache: dict[DType, Any] = {}
 
 
@@ -86,7 +109,7 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
             found = np.dtype(ml_dtypes.bfloat16)
         else:
-            found = np.dtype(_NUMPY_NAMES[dtype.name])
+            found = np.dtype(_BLOCK_FIELDS[dtype.name] if dtype.is_block else _NUMPY_NAMES[dtype.name])
         _numpy_cache[dtype] = found
     return found  # type: ignore[no-any-return]
 
@@ -98,6 +121,34 @@ def dtype_from_numpy(dtype: np.dtype[Any]) -> DType | None:
         if candidate is not index and candidate.numpy == native:
             return candidate
     return None
+
+
+def byte_count(dtype: DType, shape: tuple[Dim, ...]) -> Dim:
+    """Bytes of a tensor or buffer, stored without gaps."""
+    if dtype.is_block:
+        return product(shape[:-1]) * block_count(dtype, shape[-1]) * dtype.block_bytes
+    return product(shape) * dtype.itemsize
+
+
+def block_count(dtype: DType, size: Dim) -> Dim:
+    """How many blocks a last axis of ``size`` elements has: exact for the sizes that :func:`block_problem` allows."""
+    return floordiv(size, dtype.block)
+
+
+def block_problem(dtype: DType, shape: tuple[Dim, ...]) -> str | None:
+    """Why a tensor of blocks can't have this shape; None when it can.
+
+    The last axis must be known to be a multiple of the block: a number, or a symbolic size such as ``32*K``.
+    """
+    if not dtype.is_block:
+        return None
+    if not shape:
+        return f"{dtype} has blocks of {dtype.block} along the last axis, a tensor of rank 0 has none"
+    last = shape[-1]
+    if isinstance(last, UnknownDim) or mod(last, dtype.block) == 0:
+        return None
+    verdict = "is not a multiple" if isinstance(last, int) else "is not known to be a multiple"
+    return f"{dtype} has blocks of {dtype.block} along the last axis, {format_dim(last)} {verdict}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +194,7 @@ class TensorType:
     @property
     def nbytes(self) -> Dim:
         """Bytes of the elements, stored without gaps."""
-        return product(self.shape) * self.dtype.itemsize
+        return byte_count(self.dtype, self.shape)
 
     @property
     def is_static(self) -> bool:
