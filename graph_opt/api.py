@@ -59,6 +59,9 @@ def load(path: str | os.PathLike[str]) -> Module:
 
 def read_program(name: str) -> bytes:
     """The bytes of a program's file.  Raises :class:`GraphError` when it can't be read."""
+    if "\n" in name or "{" in name:
+        message = "this is the text of a program, not the name of a file"
+        raise GraphError(Diagnostic(message, NamedLocation("<text>", 1, 1), "graph_opt.parse(text) reads it"))
     start = NamedLocation(name, 1, 1)
     try:
         return Path(name).read_bytes()

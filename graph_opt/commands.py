@@ -28,7 +28,9 @@ from ir.parser import decode_text, parse_type
 from ir.printer import print_module
 from ir.signature import array_type, bind_shapes
 from ir.types import TensorType, Type, is_known, type_symbols
-from passes.infra.manager import Instrumentation, PassFault, PassManager
+from passes.infra.base import Pass
+from passes.infra.manager import Instrumentation, PassFault, PassManager, PassRecord
+from passes.infra.pipeline import format_pass, pass_name
 from passes.infra.registry import pass_files
 from passes.pipelines import load_pipeline
 
@@ -136,6 +138,9 @@ def optimize(args: argparse.Namespace) -> int:
     _apply_shapes(module, args)
     if args.emit not in (None, "graph") and args.pipeline is None:
         _check_types(module, args.emit)
+    _check_watched(args, passes)
+    progress = _Progress()
+    width = max(map(len, map(format_pass, passes)), default=0)
     watch = Instrumentation(
         print_before=(*args.print_ir_before, *(["all"] if args.print_ir_before_all else [])),
         print_after=(*args.print_ir_after, *(["all"] if args.print_ir_after_all else [])),
@@ -145,7 +150,8 @@ def optimize(args: argparse.Namespace) -> int:
         verify_exec=args.verify_exec,
         seed=args.seed,
         emit=lambda text: print(text, file=sys.stderr),
-        progress=_Progress().show,
+        progress=progress.show,
+        done=lambda record: _report_check(record, width, progress) if args.verify_exec else None,
     )
     manager = PassManager(passes, watch, sources)
     try:
@@ -161,6 +167,15 @@ def optimize(args: argparse.Namespace) -> int:
         _check_level(module, args)
     _write(print_module(module, locations=args.print_locs), args)
     return 0
+
+
+def _check_watched(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
+    """A pass that is to be watched has to be among those that run."""
+    names = list(dict.fromkeys(pass_name(p) for p in passes))
+    for flag, watched in (("before", args.print_ir_before), ("after", args.print_ir_after)):
+        for name in watched:
+            if name not in names:
+                raise UsageError(f"--print-ir-{flag} {name}: the pipeline has no such pass; it runs {', '.join(names) or 'none'}")
 
 
 def _check_emit(args: argparse.Namespace) -> None:
@@ -203,9 +218,12 @@ def _report_passes(manager: PassManager, args: argparse.Namespace) -> None:
         for r in rows:
             counts = ", ".join(f"{n} {what}" for what, n in sorted(r.statistics.items()) if n) or "nothing to do"
             print(f"{r.text:<{width}}  {counts}", file=sys.stderr)
-    if args.verify_exec:
-        for r in rows:
-            print(f"{r.text:<{width}}  {r.note or 'unchanged'}", file=sys.stderr)
+
+
+def _report_check(record: PassRecord, width: int, progress: _Progress) -> None:
+    """What the check of a pass came to, as soon as it is known: checks of loops take long."""
+    progress.clear()
+    print(f"{record.text:<{width}}  {record.note or 'unchanged'}", file=sys.stderr, flush=True)
 
 
 def _write(content: str | bytes, args: argparse.Namespace) -> None:

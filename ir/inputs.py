@@ -13,7 +13,7 @@ from ir.diagnostics import Diagnostic, Diagnostics, GraphError
 from ir.dims import Dim, DimExpr, UnknownDim, substitute, symbols_of
 from ir.evaluate import round_to
 from ir.inference import Inference, unify_call
-from ir.signature import constraint_holds
+from ir.signature import check_constraints, constraint_holds
 from ir.types import DType, MemRefType, TensorType, Type, type_symbols
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _SEARCH_LIMIT = 20_000
 def choose_sizes(graph: Graph, given: Mapping[str, int] | None = None, sizes: Sequence[int] = _SIZES) -> dict[str, int]:
     """Values for the symbolic dimensions of a graph that keep its ``where`` clause.
 
-    Raises :class:`GraphError` when none is found among ``sizes``.
+    Raises :class:`GraphError` when the given ones break it, or none is found among ``sizes``.
     """
     names: dict[str, None] = {}
     for parameter in graph.parameters:
@@ -44,6 +44,7 @@ def choose_sizes(graph: Graph, given: Mapping[str, int] | None = None, sizes: Se
             names.update(symbols_of(dim))
     dims = [d for p in graph.parameters if isinstance(p.type, (TensorType, MemRefType)) for d in p.type.shape if isinstance(d, DimExpr)]
     chosen: dict[str, int] = dict(given or {})
+    check_constraints(graph.constraints, chosen, graph)
     open_names = [n for n in names if n not in chosen]
     budget = [_SEARCH_LIMIT]
     if not _search(graph, open_names, chosen, dims, sizes, budget):

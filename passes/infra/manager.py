@@ -39,7 +39,8 @@ class Instrumentation:
     """What is watched while passes run; the flags of the command line.
 
     ``print_before`` and ``print_after`` name passes (``all`` stands for every one); ``emit`` receives the texts.
-    ``explain`` asks passes to record what they decide (:mod:`passes.infra.decisions`).
+    ``explain`` asks passes to record what they decide (:mod:`passes.infra.decisions`).  ``progress`` hears of every pass
+    before it runs, ``done`` when it has run and was checked, also when the check found a fault.
     """
 
     print_before: tuple[str, ...] = ()
@@ -53,6 +54,7 @@ class Instrumentation:
     seed: int = 0
     emit: Callable[[str], None] = lambda text: None
     progress: Callable[[str], None] = lambda text: None
+    done: Callable[[PassRecord], None] = lambda record: None
 
 
 @dataclass
@@ -152,7 +154,12 @@ class PassManager:
             watch.emit(f"// before {text}\n{before}")
         if reference is not None and (changed or name == "infer-types"):
             record.note = "wrong"
-            record.note = self._compare(pass_, text, reference, module)
+            try:
+                record.note = self._compare(pass_, text, reference, module)
+            finally:
+                watch.done(record)
+        else:
+            watch.done(record)
         if name in watch.print_after or "all" in watch.print_after or (watch.print_after_changed and changed):
             watch.emit(f"// after {text}\n{print_module(module)}")
         return changed

@@ -182,6 +182,19 @@ def test_watching_passes(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().err.count("graph @mlp(") == count, flags
 
 
+def test_checks_are_reported_as_they_are_made(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = []
+
+    def run(self: object, module: object, context: object) -> bool:
+        seen.append(capsys.readouterr().err)
+        return False
+
+    monkeypatch.setattr("passes.graph.dce.Dce.run", run)
+    assert main([str(SAMPLES / "mlp.graph"), "--pipeline", "infer-types,cse,dce", "--verify-exec"]) == 0
+    assert seen == ["infer-types  verified\ncse          unchanged\n"]
+    assert capsys.readouterr().err == "dce          unchanged\n"
+
+
 def test_locations_print_and_parse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(SAMPLES / "mlp.graph"), "--print-locs"]) == 0
     text = capsys.readouterr().out

@@ -87,3 +87,8 @@ def test_missing_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     status, _, err = run([str(tmp_path / "none.graph")], capsys)
     assert status == 1
     assert err.startswith(f"{tmp_path / 'none.graph'}:1:1: error: there is no such file")
+
+
+def test_text_in_the_place_of_a_file_name() -> None:
+    with pytest.raises(graph_opt.GraphError, match=r"text of a program, not the name of a file\n  hint: graph_opt.parse\(text\)"):
+        graph_opt.compile("graph @main(%x: f32[4]) -> f32[4] { return %x }")

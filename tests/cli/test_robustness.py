@@ -94,6 +94,7 @@ def test_types_are_inferred_again_after_inlining() -> None:
     [
         (["--graph", "nope"], 1, "no graph @nope"),
         (["--print-ir-after", "nope"], 2, "no pass 'nope'"),
+        (["--pipeline", "infer-types,dce", "--print-ir-before", "fuse"], 2, "the pipeline has no such pass; it runs infer-types, dce"),
         (["--pipeline", "constant-fold{budget=-1}"], 1, "out of range"),
         (["--shape", "x=f32[4]) { return } graph @u(%y: f32[2]"], 1, "<--shape>:1:7: error: unexpected ')'"),
         (["--shape", "x=f32[4, 64] // c"], 1, "a type has no comment"),

@@ -231,3 +231,9 @@ def test_generated_inputs() -> None:
     assert np.array_equal(exact, np.round(exact)) and np.abs(exact).max() <= 4 and exact.min() < 0
     special = generate_inputs(module, module.main, {"N": 500, "B": 1}, "special")[0]
     assert np.isnan(special).any() and np.isinf(special).any() and (np.signbit(special) & (special == 0)).any()
+
+
+def test_sizes_that_are_given_have_to_keep_the_where_clause() -> None:
+    module = load("graph @main(%x: f32[B]) -> f32[B] where B mod 8 == 0 {\n  %y = relu(%x)\n  return %y\n}\n")
+    with pytest.raises(GraphError, match="wants B mod 8 == 0, but B = 12"):
+        choose_sizes(module.graphs["main"], {"B": 12})
