@@ -55,7 +55,7 @@ class Rounding(Interpreter):
         name = op.definition.full_name
         if name in ("arith.addf", "arith.subf"):
             self._add(op, environment)
-        elif name == "arith.bitcast":
+        elif name in ("arith.bitcast", "graph.bitcast"):
             self._bitcast(op, environment)
         elif name not in SUMS and not (name == "vector.multi_reduction" and op.attribute("kind") == "add"):
             super().run_operation(op, environment)
