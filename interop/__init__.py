@@ -13,7 +13,7 @@ from ir.diagnostics import Diagnostic, GraphError
 if TYPE_CHECKING:
     from ir.weights import WeightSource
 
-KNOWN_FORMATS = "safetensors, .npz, .npy"
+KNOWN_FORMATS = "safetensors, GGUF, .npz, .npy"
 _PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -39,15 +39,21 @@ def open_weights(path: str | os.PathLike[str], *, sha256: str | None = None, fol
         from interop.safetensors import SafetensorsFile
 
         return SafetensorsFile(file)
+    if format_ == "gguf":
+        from interop.gguf import GgufFile
+
+        return GgufFile(file)
     from interop.npz import NpyFile, NpzFile
 
     return NpzFile(file) if format_ == "npz" else NpyFile(file)
 
 
 def _format_of(lead: bytes, name: str, path: os.PathLike[str]) -> str:
-    """"safetensors", "npz" or "npy".  No valid safetensors file starts like one of the others (the length would be absurd)."""
+    """"safetensors", "gguf", "npz" or "npy".  No valid safetensors file starts like one of the others (the length would be absurd)."""
     if lead[8:9] == b"{" and lead[5:8] == b"\0\0\0":
         return "safetensors"
+    if lead[:4] == b"GGUF":
+        return "gguf"
     if lead[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         return "npz"
     if lead[:6] == b"\x93NUMPY":
@@ -56,8 +62,7 @@ def _format_of(lead: bytes, name: str, path: os.PathLike[str]) -> str:
         from interop.npz import pickle_refusal
 
         raise pickle_refusal(str(path))
-    for known in ("safetensors", "npz", "npy"):
+    for known in ("safetensors", "gguf", "npz", "npy"):
         if name.endswith("." + known):
             return known
-    found = "a GGUF file, which can't be read yet" if lead[:4] == b"GGUF" else "not a known format of weights"
-    raise GraphError(Diagnostic(f"{path}: {found}", hint=f"known are: {KNOWN_FORMATS}"))
+    raise GraphError(Diagnostic(f"{path}: not a known format of weights", hint=f"known are: {KNOWN_FORMATS}"))

@@ -15,6 +15,8 @@ from ir.diagnostics import GraphError
 from ir.types import DType
 
 if TYPE_CHECKING:
+    import mmap
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -101,6 +103,17 @@ class RegularFile:
         data = bytearray(count)
         self.read_into(offset, memoryview(data))
         return bytes(data)
+
+    def map(self) -> mmap.mmap:
+        """A read-only mapping of the whole file, which outlives this object."""
+        import mmap
+
+        try:
+            mapping = mmap.mmap(self._open_descriptor(), self.size, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # ValueError: the file is shorter by now
+            raise GraphError(f"can't map {self.path}: {error}") from None
+        self.require_unchanged()
+        return mapping
 
 
 def _key_of(status: os.stat_result) -> FileKey:
