@@ -15,10 +15,10 @@ def preset_of(level: str) -> str:
     """The passes that lead to a level or a target, on this machine."""
     if level in ("graph", "linalg"):
         return {"graph": "O1", "linalg": "O2"}[level]
-    from codegen.llvm.jit import host
+    from codegen.llvm.jit import host_features
     from passes.pipelines import preset_for
 
-    return preset_for([f[1:] for f in host()[1].split(",") if f.startswith("+")])
+    return preset_for(host_features())
 
 
 def level_of(module: Module) -> str:

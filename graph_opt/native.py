@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from codegen.llvm.emit import emit_graph
-from codegen.llvm.jit import Code, assembly, compile_object, host_attributes
+from codegen.llvm.jit import Code, assembly, compile_object, host_attributes, host_features
 from codegen.llvm.main import STORED
 from codegen.runtime.pages import aligned_arrays
 from codegen.runtime.program import NativeProgram
@@ -70,7 +70,7 @@ def _program(
     Interpreter(module, sources).check_sizes(graph, {})
     stored = Ahead(lambda: _Stored(module, sources, threads, begun).tensors(graph))  # reads and copies, while others compute
     try:
-        text = emit_graph(module, graph, attributes=host_attributes(), clocks=clocks)
+        text = emit_graph(module, graph, attributes=host_attributes(), features=host_features(), clocks=clocks)
         code = Code.from_program(text.text, text.function)
     finally:
         stored.wait()
@@ -182,7 +182,7 @@ def _has_loops(graph: Graph) -> bool:
 
 def emit_target(module: Module, graph: Graph, target: str) -> str | bytes:
     """LLVM's assembly language ("llvm"), this machine's ("asm") or an object file ("obj") for one graph."""
-    text = emit_graph(module, graph, attributes=host_attributes()).text
+    text = emit_graph(module, graph, attributes=host_attributes(), features=host_features()).text
     if target == "llvm":
         return text
     return assembly(text) if target == "asm" else compile_object(text)

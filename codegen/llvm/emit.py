@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import dialects  # noqa: F401
-from codegen.llvm import affine, control, floats, integers, memory, vectors  # noqa: F401
+from codegen.llvm import affine, control, dots, floats, integers, memory, vectors  # noqa: F401
 from codegen.llvm.helpers import X86, runtime
 from codegen.llvm.main import MainWriter
 from codegen.llvm.native import Argument, NativeModule
@@ -32,11 +32,15 @@ def mangled(name: str) -> str:
     return f"g_{safe}"
 
 
-def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | None = None, clocks: bool = False) -> NativeModule:
+def emit_graph(
+    module: Module, graph: Graph, *, attributes: Mapping[str, str] | None = None, features: Collection[str] = (), clocks: bool = False
+) -> NativeModule:
     """The native code of a graph, as text.
 
-    ``attributes`` are attributes of LLVM functions (``prefer-vector-width``).  With ``clocks`` the code adds up how long the
-    first thread is in each top-level loop, and in the function (see ``NativeModule.timed``).  The text has these functions::
+    ``attributes`` are attributes of LLVM functions (``prefer-vector-width``), ``features`` names of what the processor has, as LLVM
+    writes them (``avx512vnni``): an instruction that not every processor of a kind has is used where its feature is named.  With
+    ``clocks`` the code adds up how long the first thread is in each top-level loop, and in the function (see
+    ``NativeModule.timed``).  The text has these functions::
 
         i32 @NAME(ptr args, ptr dims, ptr workspace, ptr state, i64 thread, i64 threads)
         i64 @NAME_workspace(ptr dims)
@@ -62,7 +66,7 @@ def emit_graph(module: Module, graph: Graph, *, attributes: Mapping[str, str] | 
     Raises GraphError for an operation that native code does not have.
     """
     name = mangled(graph.name)
-    unit = Unit(name)
+    unit = Unit(name, features)
     symbols = graph_symbols(graph)
     for symbol in symbols:
         unit.space.symbol(symbol)

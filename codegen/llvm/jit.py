@@ -64,9 +64,14 @@ def host() -> tuple[str, str]:
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
 
 
+def host_features() -> frozenset[str]:
+    """What this machine's CPU has, by LLVM's names (``avx512vnni``, ...)."""
+    return frozenset(f[1:] for f in host()[1].split(",") if f.startswith("+"))
+
+
 def host_attributes() -> dict[str, str]:
     """Attributes that functions for this machine should have: all of a vector register is used."""
-    return {"prefer-vector-width": "512"} if "+avx512f" in host()[1].split(",") else {}
+    return {"prefer-vector-width": "512"} if "avx512f" in host_features() else {}
 
 
 def _target_machine(level: int) -> Any:

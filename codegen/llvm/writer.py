@@ -6,7 +6,7 @@ here: every region has a list of lines that stand before it, and an expression i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Union
 
 from codegen.llvm.native import Site
@@ -47,8 +47,9 @@ class Buffer:
 class Unit:
     """What all functions of one graph share."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, features: Collection[str] = ()) -> None:
         self.name = name
+        self.features = features  # what the processor has that is no part of every one of its kind
         self.space = Space()
         self.sites: list[Site] = []
         self.declarations: dict[str, None] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from codegen.llvm.emit import emit_graph
 from codegen.llvm.helpers import CALLBACK
-from codegen.llvm.jit import Code, host_attributes
+from codegen.llvm.jit import Code, host_attributes, host_features
 from codegen.llvm.native import NativeModule
 from ir.attributes import Dense
 from ir.core import Graph, Module
@@ -36,10 +36,13 @@ class NativeGraph:
     """A graph compiled for this machine.  ``stored`` gives arrays for weights by the name of their value."""
 
     def __init__(
-        self, module: Module, graph: Graph, stored: Mapping[str, NDArray[Any]] | None = None, *, clocks: bool = False, **options: Any
-    ) -> None:
+        self, module: Module, graph: Graph, stored: Mapping[str, NDArray[Any]] | None = None, *, clocks: bool = False,
+        features: Collection[str] | None = None, **options: Any
+    ) -> None:  # fmt: skip
         self.graph = graph
-        self.native: NativeModule = emit_graph(module, graph, attributes=host_attributes(), clocks=clocks)
+        self.native: NativeModule = emit_graph(
+            module, graph, attributes=host_attributes(), features=host_features() if features is None else features, clocks=clocks
+        )
         self.code = Code.from_text(self.native.text, **options)
         self._main = _MAIN(self.code.address(self.native.function))
         self._workspace = _WORKSPACE(self.code.address(self.native.workspace_function))
