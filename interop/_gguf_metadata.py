@@ -241,6 +241,15 @@ class Metadata(Mapping[str, Value]):
             raise self.fail(key, f"expected an array of strings, found {_kind(value)}")
         return value
 
+    def length(self, key: str) -> int:
+        """The number of elements of an array, which is not decoded for this."""
+        value = self._values[key]
+        if isinstance(value, (list, np.ndarray)):
+            return len(value)
+        if isinstance(value, _Strings):
+            return len(value.starts)
+        raise self.fail(key, f"expected an array, found {_kind(value)}")
+
     def numbers(self, key: str, default: NDArray[Any] | None = None) -> NDArray[Any]:
         """An array of numbers, read-only."""
         value = self._get(key, default)
