@@ -1,0 +1,11 @@
+"""Text generation: a model of the Llama family from its GGUF file, its tokenizer, and its chat template.
+
+    from graph_opt import llm
+    model = llm.load("model.gguf")
+    for piece in model.generate("Once upon a time", max_tokens=64):
+        print(piece, end="", flush=True)
+
+The extra packages (``pip install graph-opt[llm]``) are imported when text is turned into tokens or a chat template is filled in.
+"""
+
+from __future__ import annotations
