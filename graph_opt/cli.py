@@ -6,6 +6,7 @@
     graph-opt list ops|passes        what there is
     graph-opt explain NAME           the reference page of an operation or a pass
     graph-opt explain-fusion FILE    what became one loop nest, and what kept the rest apart
+    graph-opt import MODEL.gguf      a model's program, from its file
 
 Only argparse is imported here; the work is in :mod:`graph_opt.commands`.
 Exit status: 0 done, 1 wrong input, 2 wrong usage, 3 a fault of ours, 130 interrupted.
@@ -18,7 +19,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = ("run", "bench", "list", "explain", "explain-fusion")
+_COMMANDS = ("run", "bench", "list", "explain", "explain-fusion", "import")
 
 _EPILOG = """\
 commands:
@@ -28,6 +29,7 @@ commands:
   graph-opt list ops|passes        what there is
   graph-opt explain NAME           the reference page of an operation, a pass or a preset
   graph-opt explain-fusion FILE    what became one loop nest, and what kept the rest apart
+  graph-opt import MODEL.gguf      a model's program, from its file
 
 examples:
   graph-opt samples/mlp.graph --pipeline O1
@@ -150,6 +152,18 @@ def fusion_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def import_parser() -> argparse.ArgumentParser:
+    """The flags of ``graph-opt import MODEL.gguf``."""
+    parser = argparse.ArgumentParser(
+        prog="graph-opt import",
+        description="Writes the program of a model in a GGUF file: text that reads its weights from the file.",
+    )
+    parser.add_argument("file", metavar="MODEL.gguf", help="a model of the Llama family; weights f32, f16, bf16, q8_0, q4_1 or q4_0")
+    parser.add_argument("-o", "--output", metavar="OUT", dest="out", help="write the program there instead of to standard output")
+    parser.add_argument("--debug", action="store_true", help="show Python's traceback for a fault of graph-opt")
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status; usage errors leave through SystemExit(2) as argparse does."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -184,6 +198,11 @@ def _dispatch(args: list[str]) -> int:
             from graph_opt import listing
 
             return listing.explain(explained.name)
+        if command == "import":
+            imported = import_parser().parse_args(rest)
+            from graph_opt import commands, importing
+
+            return commands.guarded(importing.import_model, imported)
         parsers = {"run": run_parser, "bench": bench_parser, "explain-fusion": fusion_parser}
         parsed = parsers[command]().parse_args(rest)
         from graph_opt import commands

@@ -68,7 +68,8 @@ def guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespa
         return 1
     except Exception as error:
         print(f"graph-opt: internal error: {type(error).__name__}: {error}", file=sys.stderr)
-        _save_reproducer(_input_text(args), f"--pipeline '{args.pipeline}'" if args.pipeline else "", args)
+        if hasattr(args, "pipeline"):  # the input is a program
+            _save_reproducer(_input_text(args), f"--pipeline '{args.pipeline}'" if args.pipeline else "", args)
         if args.debug:
             traceback.print_exc()
         else:
@@ -161,11 +162,11 @@ def optimize(args: argparse.Namespace) -> int:
     if entry is not None:
         from graph_opt.native import emit_target
 
-        _write(emit_target(module, module.graphs[entry.name], args.emit), args)
+        write_output(emit_target(module, module.graphs[entry.name], args.emit), args)
         return 0
     if args.emit in LEVELS:
         _check_level(module, args)
-    _write(print_module(module, locations=args.print_locs), args)
+    write_output(print_module(module, locations=args.print_locs), args)
     return 0
 
 
@@ -226,8 +227,11 @@ def _report_check(record: PassRecord, width: int, progress: _Progress) -> None:
     print(f"{record.text:<{width}}  {record.note or 'unchanged'}", file=sys.stderr, flush=True)
 
 
-def _write(content: str | bytes, args: argparse.Namespace) -> None:
-    """To standard output, or whole to a file: a temporary one beside it is renamed, so nothing is left half written."""
+def write_output(content: str | bytes, args: argparse.Namespace) -> None:
+    """To standard output, or whole to the file ``args.out``, which may not be ``args.file``.
+
+    A temporary file beside it is renamed, so nothing is left half written.
+    """
     data = content if isinstance(content, bytes) else content.encode("utf-8")
     if args.out is None:
         try:
