@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from dialects._access import check_access, check_single, element, write
-from ir.core import Operation, Parameter
+from ir.core import Operation, Parameter, Value
 from ir.dims import Dim, UnknownDim, product
 from ir.layout import AccessArg, OperandArg, layout_of
 from ir.opdef import AttributeSpec, Buffer, ExecutionError, RegionOpDef, Tensor, TypeProblem, op, register
-from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, UnknownType, index, u8
+from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, UnknownType, i8, index, u8
 
 _LOCALITY = AttributeSpec("locality", int, 3, required=False, positional=False)
 
@@ -152,12 +152,23 @@ class Alloc(RegionOpDef):
         count = math.prod(type_.shape)
         if interpreter.double and type_.dtype.is_float:
             return (np.full(type_.shape, np.nan),)
-        if interpreter.double and type_.dtype == u8:
-            # an arena: eight bytes for each, so that views of narrow floats have room for float64 (see ``view``)
+        if interpreter.double and type_.dtype.itemsize == 1 and _holds_floats(op.results[0]):
+            # eight bytes for each, so that views of narrow floats have room for float64 (see ``view``)
             return (_garbage(8 * count)[::8].reshape(type_.shape),)
         if type_.dtype.kind == "bool":
             return (np.ones(type_.shape, np.bool_),)
         return (_garbage(count * type_.dtype.itemsize).view(type_.dtype.numpy).reshape(type_.shape),)
+
+
+def _holds_floats(buffer: Value) -> bool:
+    """Whether some view of a buffer of bytes has elements that are floats."""
+    for user in buffer.users:
+        if user.name in ("memref.view", "memref.reshape"):
+            type_ = user.result.type
+            assert isinstance(type_, MemRefType)
+            if type_.dtype.is_float or (type_.dtype.itemsize == 1 and _holds_floats(user.result)):
+                return True
+    return False
 
 
 def _garbage(count: int) -> Any:
@@ -207,15 +218,15 @@ def reshape(m: Buffer, *, output_type: MemRefType) -> Any:
 
 def _view(arena: MemRefType, offset: Dim, result_type: Type) -> MemRefType:
     result = _declared_buffer(result_type)
-    if arena.dtype != u8 or len(arena.shape) != 1:
-        raise TypeProblem(f"expected an arena, memref<u8[bytes]>, found {arena}", operand="arena")
+    if arena.dtype not in (u8, i8):
+        raise TypeProblem(f"expected an arena, memref<u8[bytes]>, or other bytes (u8 or i8), found {arena}", operand="arena")
     if isinstance(offset, UnknownDim):
         raise TypeProblem("the offset is '?'", attribute="offset")
     size = product(result.shape) * result.dtype.itemsize
     if isinstance(offset, int):
         if offset % result.dtype.itemsize:
             raise TypeProblem(f"offset {offset} is not a multiple of {result.dtype.itemsize}, the bytes of {result.dtype}", attribute="offset")
-        total = arena.shape[0]
+        total = None if any(isinstance(d, UnknownDim) for d in arena.shape) else product(arena.shape)
         if offset < 0 or (isinstance(size, int) and isinstance(total, int) and offset + size > total):
             raise TypeProblem(f"bytes {offset} to {offset + size} are outside {arena}", attribute="offset")
     return result
@@ -223,10 +234,11 @@ def _view(arena: MemRefType, offset: Dim, result_type: Type) -> MemRefType:
 
 @op(infer=_view, dialect="memref", exact_bits=True, declared_result=True, needs_output_type=True)
 def view(arena: Buffer, *, offset: Dim, output_type: MemRefType) -> Any:
-    """A buffer of the declared type inside an arena, from the byte ``offset`` on.
+    """A buffer of the declared type inside of bytes, from the byte ``offset`` on.
 
-    The arena is ``memref<u8[bytes]>``.  The offset may be symbolic; it is a multiple of the bytes of one element.  Both
-    that and the bounds are checked, at the latest when the program runs.
+    The bytes are an arena, ``memref<u8[bytes]>``, or any other buffer of u8 or i8, counted in row-major order: packed weights.  The
+    offset may be symbolic; it is a multiple of the bytes of one element.  Both that and the bounds are checked, at the latest
+    when the program runs.  Several bytes make an element with the lowest first.
 
     Example::
 
@@ -241,10 +253,14 @@ def view(arena: Buffer, *, offset: Dim, output_type: MemRefType) -> Any:
     dtype, shape = output_type.dtype, [int(d) for d in output_type.shape]  # type: ignore[arg-type]
     assert isinstance(offset, int)  # and inside the arena: inference has checked it for this run
     size = math.prod(shape) * dtype.itemsize
-    part = arena[offset : offset + size]
-    if size and arena.strides[0] == 8:  # float64 in place of narrow floats: one for each element, at its first byte
+    flat = arena.reshape(-1)
+    part = flat[offset : offset + size]
+    if size and not np.may_share_memory(part, arena):
+        raise ExecutionError("memref.view: the buffer is not contiguous")
+    if size and flat.strides[0] == 8:  # float64 in place of narrow floats: one for each element, at its first byte
+        spread = 8 if dtype.is_float else 1  # integers lie together, so that other views of the same place have their bytes
         wide = np.dtype(np.float64) if dtype.is_float else dtype.numpy
-        strides = [8 * dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        strides = [spread * dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
         return np.ndarray(shape, wide, part.base, _address(part) - _address(part.base), strides)
     return part.view(dtype.numpy).reshape(shape)
 

@@ -1,7 +1,7 @@
 """Judges memory plans without the planner: by watching every read and write of a run, byte by byte, and by poison.
 
 The rule is about values, not about lifetimes: whatever a buffer reads must have been written through the same buffer
-last (a reshape is the same buffer).  Two buffers that are alive at once and share a byte break it.
+last (a reshape is the same buffer, and so is a view of a buffer that is no arena).  Two buffers that are alive at once and share a byte break it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ir.dims import substitute
 from ir.inputs import GeneratedWeights
 from ir.interpreter import Interpreter
 from ir.layout import AccessArg, BindArg, layout_of
-from ir.types import MemRefType
+from ir.types import MemRefType, u8
 from passes.infra.base import PassContext
 from passes.memory.poison import Poison, touching_operations
 
@@ -67,17 +67,22 @@ class Watcher(Interpreter):
             self.nests.append(([], [0]))
             self.reads(environment.arrays[op.operands[0]], ...)
             self.nests.pop()
+        source = environment.arrays[op.operands[0]] if op.name == "memref.view" else None
+        if isinstance(source, _Watched):  # to make a view is no read
+            environment.arrays[op.operands[0]] = source.view(np.ndarray)
         self.nests.append((_unused_reads(op, environment), [0]))
         try:
             super().run_operation(op, environment)
         finally:
             self.nests.pop()
+        if isinstance(source, _Watched):
+            environment.arrays[op.operands[0]] = source
         if op.name in _MADE:
             array = environment.arrays[op.result]
             if op.name == "memref.alloc":
                 self.memories[op.result] = (_address(array), np.full(array.nbytes, -1, np.int64))
             root, owner = _root(op.result)
-            if root in self.memories and not any(u.name == "memref.view" for u in op.result.users):
+            if root in self.memories and not (op.result is root and _is_arena(root)):
                 environment.arrays[op.result] = self._watch(array, root, owner)
 
     def _watch(self, array: Any, root: Value, owner: Value) -> _Watched:
@@ -123,7 +128,7 @@ def _address(array: Any) -> int:
 
 
 def _root(value: Value) -> tuple[Value, Value]:
-    """The alloc that a buffer lies in, and the buffer that it is by name: the view, or the alloc."""
+    """The alloc that a buffer lies in, and the buffer that it is by name: the view of an arena, or the alloc."""
     owner: Value | None = None
     op = value.defining_op
     while op is not None and op.name in ("memref.reshape", "memref.view"):
@@ -131,7 +136,13 @@ def _root(value: Value) -> tuple[Value, Value]:
             owner = op.result
         value = op.operands[0]
         op = value.defining_op
-    return value, owner if owner is not None else value
+    return value, owner if owner is not None and _is_arena(value) else value
+
+
+def _is_arena(value: Value) -> bool:
+    """Whether the memory that an alloc makes is for views of it alone."""
+    assert isinstance(value.type, MemRefType)
+    return value.type.dtype == u8 and len(value.type.shape) == 1 and any(u.name == "memref.view" for u in value.users)
 
 
 def _unused_reads(op: Operation, environment: Any) -> list[bool]:
@@ -186,7 +197,7 @@ def demand(module: Module, name: str, sizes: Mapping[str, int]) -> Demand:
     ranges: dict[Operation, tuple[int, int]] = {}
     arenas: dict[Value, int] = {}
     for op in graph.block:
-        if op.name == "memref.view":
+        if op.name == "memref.view" and op.operands[0].defining_op is not None and op.operands[0].defining_op.name == "memref.alloc":
             start, count = _number(op.attributes["offset"], sizes), 1
             assert isinstance(op.result.type, MemRefType)
             for dim in op.result.type.shape:

@@ -314,7 +314,7 @@ def _view(w: Writer, op: Operation) -> None:
     shape = _check_shape(w, op, type_)
     start, item = w.space.convert(offset), type_.dtype.itemsize
     size = scale(product(shape), item)
-    total = arena.shape[0]
+    total = product(arena.shape)
     if divisor_of(start) % item:
         found = w.integer(start)
         fits = w.set(f"icmp eq i64 {w.set(f'urem i64 {found}, {item}')}, 0")
@@ -326,7 +326,9 @@ def _view(w: Writer, op: Operation) -> None:
         limit = w.set(f"sub i64 {w.integer(total)}, {amount}")
         ok = w.set(f"and i1 {w.set(f'icmp sle i64 {found}, {limit}')}, {w.set(f'icmp sge i64 {found}, 0')}")
         end = w.set(f"add i64 {found}, {amount}")
-        w.check(ok, f"bytes {{0}} to {{1}} are outside {MemRefType(arena.type.dtype, ())}".replace("[]", "[{2}]"), found, end, [arena.type.shape[0]])
+        sizes = ", ".join(f"{{{n + 2}}}" for n in range(len(arena.shape)))
+        outside = f"bytes {{0}} to {{1}} are outside {MemRefType(arena.type.dtype, ())}".replace("[]", f"[{sizes}]")
+        w.check(ok, outside, found, end, arena.type.shape)
     bytes_ = Buffer(arena.pointer, arena.type, arena.shape, arena.align)
     align = w.alignment(bytes_, start)
     w.buffers[op.results[0]] = Buffer(w.address(bytes_, start), type_, shape, max(align, 1), arena.readonly)

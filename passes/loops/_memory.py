@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ir.core import Operation, Parameter, Value
 from ir.dims import Dim, DimExpr, product
@@ -96,11 +96,16 @@ def _apart(a: Value, b: Value) -> bool:
 
 
 def _window(view: Value) -> tuple[Dim, Dim]:
-    """First byte and the one behind the last of a view."""
+    """First byte and the one behind the last of a view; counted in what the outermost view is a part of."""
+    assert isinstance(view.type, MemRefType)
+    start: Dim = 0
     op = view.defining_op
-    assert op is not None and isinstance(view.type, MemRefType)
-    offset: Dim = op.attributes["offset"]  # type: ignore[assignment]
-    return offset, offset + product(view.type.shape) * view.type.dtype.itemsize
+    while op is not None and op.name in ("memref.view", "memref.reshape"):
+        if op.name == "memref.view":
+            offset: Any = op.attributes["offset"]
+            start = start + offset
+        op = op.operands[0].defining_op
+    return start, start + product(view.type.shape) * view.type.dtype.itemsize
 
 
 def _not_negative(dim: Dim) -> bool:

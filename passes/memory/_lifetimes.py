@@ -24,6 +24,8 @@ class Buffer:
     value: Value
     size: Dim
     touches: list[int] = field(default_factory=list)
+    viewed: bool = False
+    """whether its bytes are read or written as elements of another type, too"""
 
     @property
     def first(self) -> int:
@@ -40,7 +42,7 @@ class Buffer:
 
 
 class Lifetimes:
-    """The buffers of one graph that can be moved into an arena, and what they are called (``memref.reshape``)."""
+    """The buffers of one graph that can be moved into an arena, and what they are called (``memref.reshape``, ``memref.view``)."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -58,7 +60,7 @@ class Lifetimes:
 
     def _collect(self, alloc: Operation, numbers: dict[Operation, int]) -> None:
         names = {alloc.result: alloc.result}
-        uses = list(_uses_through_reshapes(alloc.result, names))
+        uses = list(_uses_through_names(alloc.result, names))
         if not any(alloc.result.users):
             self.unused.append(alloc)
             return
@@ -69,15 +71,16 @@ class Lifetimes:
         if touches:
             assert isinstance(alloc.result.type, MemRefType)
             self.names.update(names)
-            found.append(Buffer(alloc.result, product(alloc.result.type.shape) * alloc.result.type.dtype.itemsize, touches))
+            viewed = any(v.defining_op is not None and v.defining_op.name == "memref.view" for v in names)
+            found.append(Buffer(alloc.result, product(alloc.result.type.shape) * alloc.result.type.dtype.itemsize, touches, viewed))
 
 
-def _uses_through_reshapes(root: Value, names: dict[Value, Value]) -> Iterator[Use]:
-    """Uses of a buffer and of its reshapes, which are added to ``names``; the reshapes themselves are no uses."""
+def _uses_through_names(root: Value, names: dict[Value, Value]) -> Iterator[Use]:
+    """Uses of a buffer, of its reshapes and of views of it, which are added to ``names``; they themselves are no uses."""
     pending = [root]
     while pending:
         for use in pending.pop().uses:
-            if use.owner.name == "memref.reshape":
+            if use.owner.name in ("memref.reshape", "memref.view"):
                 names[use.owner.result] = root
                 pending.append(use.owner.result)
             else:

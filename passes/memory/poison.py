@@ -62,7 +62,7 @@ class Poison(Pass):
 
 
 def _poison(graph: Graph) -> int:
-    views = [op for op in graph.block if op.name == "memref.view"]
+    views = [op for op in graph.block if op.name == "memref.view" and _is_of_arena(op)]
     touching = {op: touching_operations(op.result, graph) for op in views}
     count = 0
     for op, touched in touching.items():
@@ -70,6 +70,12 @@ def _poison(graph: Graph) -> int:
             _store_garbage(graph, touched[-1], op.result)
             count += 1
     return count
+
+
+def _is_of_arena(view: Operation) -> bool:
+    """Whether it is a part of new memory: a view of a weight, or of what is a part itself, is not."""
+    made = view.operands[0].defining_op
+    return made is not None and made.name == "memref.alloc"
 
 
 def _takes_over(other: Operation, touched: list[Operation], view: Operation, last: Operation) -> bool:
@@ -84,10 +90,10 @@ def touching_operations(buffer: Value, graph: Graph) -> list[Operation]:
     found: dict[Operation, None] = {}
     for value in pending:
         for user in value.users:
-            if user.name == "memref.reshape" and user.result not in names:
+            if user.name in ("memref.reshape", "memref.view") and user.result not in names:
                 names.add(user.result)
                 pending.append(user.result)
-            elif user.name not in ("memref.reshape", "memref.dim", "memref.prefetch"):
+            elif user.name not in ("memref.reshape", "memref.view", "memref.dim", "memref.prefetch"):
                 found[_top_level(user, graph)] = None
     return [op for op in graph.block if op in found]
 

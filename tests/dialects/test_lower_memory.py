@@ -166,6 +166,66 @@ memref.store(%c, %F[7])
         assert y.tolist() == [2, 3, 4, 5, 6, 9]
 
 
+BYTES = """
+%W = memref.from_tensor(%x)
+%V = memref.view(%W, offset=32) : memref<i32[4, 8]>
+%S = memref.view(%W, offset=0) : memref<f16[80]>
+%D = memref.alloc() : memref<i8[4, 32]>
+scf.for(%i = 0 to 4) {
+  %v = vector.load(%V[%i, 0:+8]) : vector<i32[8]>
+  scf.for(%j = 0 to 8) {
+    %e = memref.load(%V[%i, %j]) : i32
+    %b = arith.trunci(%e) : i8
+    memref.store(%b, %D[%i, 4*%j])
+    memref.store(%b, %D[%i, 4*%j+1])
+    memref.store(%b, %D[%i, 4*%j+2])
+    memref.store(%b, %D[%i, 4*%j+3])
+    yield
+  }
+  yield
+}
+%E = memref.view(%D, offset=0) : memref<i32[32]>
+%h = memref.load(%S[%n]) : f16
+%f = arith.extf(%h) : f32
+memref.store(%f, %C[0])
+%w = memref.load(%E[31]) : i32
+%g = arith.sitofp(%w) : f32
+memref.store(%g, %C[1])
+"""
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_views_of_bytes(double):
+    """Of a tensor with several dimensions, and of bytes that are written one by one."""
+    x = np.random.default_rng(5).integers(0, 256, (2, 2, 40), np.uint8)
+    x.reshape(-1).view(np.float16)[:] = np.arange(80) / 8
+    c = np.zeros(2, np.float32)
+    text = program("%x: u8[2, 2, 40], %C: memref<f32[2]>", "%n = arith.constant(77) : index" + BYTES)
+    run(text, x, c, double=double)
+    last = int(x.reshape(-1)[32:].view(np.int8)[4 * 31])
+    assert c.tolist() == [77 / 8, np.array([last] * 4, np.int8).view(np.int32)[0].astype(np.float32)]
+
+
+def test_views_of_planned_bytes():
+    """Integers in an arena lie together when floats take more room, so that views of views see their bytes."""
+    body = """
+%R = memref.alloc() : memref<u8[96]>
+%F = memref.view(%R, offset=0) : memref<f32[8]>
+%D = memref.view(%R, offset=32) : memref<i8[2, 16]>
+%W = memref.view(%D, offset=16) : memref<i32[4]>
+%third = arith.constant(0.1) : f32
+memref.store(%third, %F[7])
+%i = arith.constant([1, -2, 3, -4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]) : vector<i8[16]>
+vector.store(%i, %D[1, 0:+16])
+%w = memref.load(%W[3]) : i32
+memref.store(%w, %C[0])
+"""
+    for double in (False, True):
+        c = np.zeros(1, np.int32)
+        run(program("%C: memref<i32[1]>", body), c, double=double)
+        assert c.view(np.int8).tolist() == [13, 14, 15, 16]
+
+
 @pytest.mark.parametrize(
     ("view", "message"),
     [
@@ -193,6 +253,11 @@ def test_symbolic_views_are_checked_when_they_run():
         load(program("%A: memref<u8[8]>", "%M = memref.view(%A) : memref<f32[2]>"))
     with pytest.raises(GraphError, match="expected an arena"):
         load(program("%A: memref<f32[8]>", "%M = memref.view(%A, offset=0) : memref<f32[2]>"))
+    with pytest.raises(GraphError, match=r"bytes 4 to 28 are outside memref<i8.3, 8.>"):
+        load(program("%A: memref<i8[3, 8]>", "%M = memref.view(%A, offset=4) : memref<f32[6]>"))
+    with pytest.raises(GraphError, match="not contiguous"):
+        gaps = np.zeros((6, 16), np.uint8)[:, :8]
+        run(program("%A: memref<u8[6, 8]>", "%M = memref.view(%A, offset=0) : memref<f32[2, 6]>"), gaps)
 
 
 def test_dim():

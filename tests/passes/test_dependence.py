@@ -115,6 +115,22 @@ def test_memory() -> None:
     assert {k for k, v in related.items() if v == "maybe"} == {"AC", "VU"}
 
 
+def test_views_of_views() -> None:
+    """Where they are is counted from the outermost one."""
+    text = program("""
+  %Z = memref.alloc() : memref<u8[64*N]>
+  %P = memref.view(%Z, offset=0) : memref<i8[16*N]>
+  %Q = memref.view(%Z, offset=16*N) : memref<i8[N, 16]>
+  %V = memref.view(%Q, offset=0) : memref<i32[N]>
+  %F = memref.reshape(%Q) : memref<i8[16*N]>
+  %W = memref.view(%F, offset=4*N) : memref<i32[3*N]>""")
+    names = load(text).main.names
+    memory = {n: memory_of(names[n]) for n in "PQVFW"}
+    related = {a + b: alias(memory[a], memory[b]) for a, b in itertools.combinations("PQVFW", 2)}
+    assert {k for k, v in related.items() if v == "never"} == {"PQ", "PV", "PF", "PW", "VW"}
+    assert {k for k, v in related.items() if v == "same"} == {"QF"}
+
+
 def test_reshaped_buffers() -> None:
     body = """
   %X = memref.alloc() : memref<f32[M, 3, 4]>

@@ -615,3 +615,22 @@ def test_poison_shows() -> None:
     right = outputs(load(text), "main", arrays, {})
     assert all(same_bits(a, b) for a, b in zip(right, outputs(poisoned(load(text)), "main", arrays, {}), strict=True))
     assert not all(same_bits(a, b) for a, b in zip(right, outputs(poisoned(wrong), "main", arrays, {}), strict=True))
+
+
+def test_buffers_that_are_viewed() -> None:
+    """Bytes that are written as such and read as words are a buffer until the last view is read; nothing takes over their memory."""
+    nest = "linalg.generic(i < N, j < 4, %a{0} = %{1}[i, j], {4}%c{0} = %{2}[i, j]) {{\n%b{0} = {3}\nyield %{5}{0}\n}}\n"
+    text = (
+        "graph @main(%x: f32[N, 4]) -> f32[N, 4] {\n%A = memref.from_tensor(%x)\n%D = memref.alloc() : memref<i8[N, 4]>\n"
+        + nest.format(0, "A", "D", "arith.fptosi(%a0) : i8", "", "b")
+        + "%W = memref.view(%D, offset=0) : memref<i32[N, 1]>\n%E = memref.alloc() : memref<i32[N, 4]>\n"
+        + nest.format(1, "A", "E", "arith.fptosi(%a1) : i32\n%e1 = arith.addi(%b1, %d1) : i32", "%d1 = %W[i, 0], ", "e")
+        + "%F = memref.alloc() : memref<f32[N, 4]>\n"
+        + nest.format(2, "E", "F", "arith.sitofp(%a2) : f32", "", "b")
+        + "%G = memref.alloc() : memref<f32[N, 4]>\n"
+        + nest.format(3, "F", "G", "arith.negf(%a3) : f32", "", "b")
+        + "%y = memref.to_tensor(%G) : f32[N, 4]\nreturn %y\n}\n"
+    )
+    found = places(plan(text))
+    assert {"D", "W", "E"} <= set(found) and found["W"] == "0"
+    assert found["D"] != found["E"]
