@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from interop._llama_config import LlamaConfig, Slot, check_tensors, layer_slots, read_config
 from interop.digest import cached_sha256_of
 from interop.gguf import GgufFile
+from interop.samplers import samplers_text
 from ir.parser import parse_module
 from ir.printer import format_attribute, print_module
 from ir.types import DType, TensorType, f32
@@ -66,6 +67,7 @@ class _Writer:
         for layer in dict.fromkeys(self.layers):
             self._layer(layer)
         self._main()
+        self._add("", samplers_text(self.c.vocabulary).rstrip())
         return "\n".join(self.lines) + "\n"
 
     def _add(self, *lines: str) -> None:
