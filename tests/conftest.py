@@ -1,4 +1,7 @@
-"""Settings of the property tests: ``HYPOTHESIS_PROFILE=ci`` is deterministic; ``GRAPH_OPT_FUZZ=N`` tries N random programs per test."""
+"""Settings: nothing is kept in the user's cache, unless ``GRAPH_OPT_CACHE`` names a folder.
+
+Of the property tests: ``HYPOTHESIS_PROFILE=ci`` is deterministic; ``GRAPH_OPT_FUZZ=N`` tries N random programs per test.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("tests.checks")
+
+os.environ.setdefault("GRAPH_OPT_CACHE", "off")
 
 COUNT = int(os.environ.get("GRAPH_OPT_FUZZ", "30"))
 _SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)

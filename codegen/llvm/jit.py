@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import re
 import struct
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 
+from codegen.cache import default_cache, make_key
 from codegen.llvm.parts import in_parts
 
 LIBRARY = (
@@ -25,6 +28,9 @@ LIBRARY = (
 )  # fmt: skip
 """Functions of the C library that native code may call."""
 _TABLES = frozenset({"_GLOBAL_OFFSET_TABLE_", ""})
+
+_ADDRESS = re.compile(r"inttoptr \(i64 ([0-9]{4,}) to ptr\)")
+_NAMED = "graph_opt_address_"
 
 
 class CompileError(Exception):
@@ -62,6 +68,11 @@ def library_addresses() -> dict[str, int]:
 def host() -> tuple[str, str]:
     """The name of this machine's CPU, and its features as LLVM writes them."""
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def compiler() -> list[str]:
+    """All that makes the same text another object: the machine, the versions of LLVM and of its wrapper."""
+    return [*host(), llvm.get_default_triple(), ".".join(map(str, llvm.llvm_version_info)), llvmlite.__version__]
 
 
 def host_features() -> frozenset[str]:
@@ -122,6 +133,18 @@ def assembly(text: str, *, level: int = 2) -> str:
         return str(machine.emit_assembly(module))
 
 
+def without_addresses(text: str) -> tuple[str, dict[str, int]]:
+    """The text with names for the addresses in it, which are those of this process, and what each name stands for."""
+    names: dict[str, str] = {}
+
+    def named(found: re.Match[str]) -> str:
+        return f"@{_NAMED}{names.setdefault(found[1], str(len(names)))}"
+
+    text = _ADDRESS.sub(named, text)
+    declared = [f"@{_NAMED}{number} = external global [{1 << 30} x i8], align 1" for number in names.values()]
+    return "\n".join([text, *declared, ""]), {f"{_NAMED}{number}": int(address) for address, number in names.items()}
+
+
 def refuse_unknown_symbols(data: bytes, known: Collection[str] = ()) -> list[str]:
     """The functions that an object defines.
 
@@ -176,14 +199,15 @@ def _elf_symbols(data: bytes) -> tuple[list[str], list[str]]:
 class Code:
     """Loaded machine code.  Addresses are good as long as this object lives, so keep it with every function pointer."""
 
-    def __init__(self, *objects: bytes) -> None:
-        """Loads object files, which may call functions of those in front of them.
+    def __init__(self, *objects: bytes, addresses: Mapping[str, int] | None = None) -> None:
+        """Loads object files, which may call functions of those in front of them; ``addresses`` are what other names stand for.
 
         Raises CompileError when one is not for this system or calls unknown functions.
         """
         defined: list[str] = []
+        given = {**library_addresses(), **(addresses or {})}
         for data in objects:
-            defined += refuse_unknown_symbols(data, defined)
+            defined += refuse_unknown_symbols(data, [*defined, *(addresses or ())])
         self.objects = objects
         with _lock:
             _initialize()
@@ -192,7 +216,7 @@ class Code:
             for data in objects:
                 builder.add_object_img(data)
             for name in dict.fromkeys(n for data in objects for n in object_symbols(data)[0] if n not in defined):
-                builder.import_symbol(name, library_addresses()[name])
+                builder.import_symbol(name, given[name])
             for name in defined:
                 builder.export_symbol(name)
             try:
@@ -203,8 +227,17 @@ class Code:
 
     @classmethod
     def from_text(cls, text: str, *, level: int = 2, optimize: int = 0) -> Code:
-        """Compiles and loads; see :func:`compile_object`."""
-        return cls(compile_object(text, level=level, optimize=optimize))
+        """Compiles and loads; see :func:`compile_object`.  What the text became may come from the cache."""
+        text, addresses = without_addresses(text)
+        cache = default_cache()
+        if cache is None:
+            return cls(compile_object(text, level=level, optimize=optimize, known=addresses), addresses=addresses)
+        key = make_key("object", [text, str(level), str(optimize), *compiler()])
+        data = cache.get(key)
+        if data is None:
+            data = compile_object(text, level=level, optimize=optimize, known=addresses)
+            cache.put(key, data)
+        return cls(data, addresses=addresses)
 
     @classmethod
     def from_program(cls, text: str, function: str) -> Code:

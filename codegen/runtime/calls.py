@@ -50,12 +50,12 @@ define internal void @stand_before(i32 %number) {{
 entry:
   %action = alloca [192 x i8], align 16
   %status = call i32 inttoptr (i64 SIGACTION to ptr)(i32 %number, ptr null, ptr %action)
-  %handler = load i64, ptr %action
+  %handler = load ptr, ptr %action
   %flags_place = getelementptr i8, ptr %action, i64 136
   %flags = load i32, ptr %flags_place
   %more = and i32 %flags, 4
   %plain = icmp eq i32 %more, 0
-  %of_python = icmp eq i64 %handler, HANDLER
+  %of_python = icmp eq ptr %handler, inttoptr (i64 HANDLER to ptr)
   %fine = icmp eq i32 %status, 0
   %both = and i1 %plain, %of_python
   %all = and i1 %both, %fine

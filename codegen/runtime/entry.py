@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from codegen.runtime._apart_ir import compare, compare_in_loops, reserve
 from codegen.runtime._dims_ir import DIMENSION_LIMIT, DimWriter, Lines, Number, Unsupported
 from codegen.runtime._pool_ir import BUSY, WORKERS
 from codegen.runtime.abi import ALIGNMENT, INTERRUPTED, LEAST_WORK, STATE_BYTES, WORK_PER_THREAD, Loader
@@ -48,6 +49,9 @@ _RELEASE_BYTES = 1 << 14
 
 _CHECKED_BOOLS = 4096
 """Arrays of more booleans than this go the slow way, which checks their bytes faster."""
+
+_COMPARED = 64
+"""More pairs of arrays than this are compared by a loop."""
 
 _CONTROL_BYTES = 64  # i32 whether the workspace is in use; at +8 its address, at +16 its size
 
@@ -179,6 +183,7 @@ class _Writer:
         out.add(f"%shape = alloca i64, i64 {max([1, *(t.rank for t in program.result_types)])}, align 16")
         out.add(f"%state = alloca i8, i64 {STATE_BYTES}, align {ALIGNMENT}")
         out.add("%failure = alloca ptr, i64 2, align 16")
+        reserve(out, parameters)
         out.add("%no_names = icmp eq ptr %names, null")
         out.add(f"%right_count = icmp eq i64 %count, {parameters}")
         self._go_on_if(["%right_count"])
@@ -195,7 +200,8 @@ class _Writer:
         self._failures()
         body = "\n".join(out.lines)
         return (
-            f"declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n{_BOOLS}\n"
+            "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)\n"
+            f"declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)\n{_BOOLS}\n"
             f"define ptr @{_NAME}(ptr %self, ptr %items, i64 %count, ptr %names) {{\n{body}\n}}\n"
         )
 
@@ -329,14 +335,10 @@ class _Writer:
             return
         starts = [out.let(f"ptrtoint ptr {d} to i64") for d in self.data]
         ends = [out.let(f"add i64 {s}, {size}") for s, size in zip(starts, self.sizes, strict=True)]
-        conditions = []
-        for i in written:
-            for j in range(len(parameters)):
-                if j != i and (j not in written or j > i):
-                    before = out.let(f"icmp ule i64 {ends[i]}, {starts[j]}")
-                    behind = out.let(f"icmp ule i64 {ends[j]}, {starts[i]}")
-                    conditions.append(out.let(f"or i1 {before}, {behind}"))
-        self._go_on_if(conditions)
+        if len(written) * len(parameters) > _COMPARED:
+            compare_in_loops(out, len(written), sorted(range(len(parameters)), key=lambda i: i not in written), starts, ends, "slow")
+        else:
+            self._go_on_if(compare(out, written, starts, ends))
 
     def _check_workers(self) -> None:
         """How many threads the run is worth; the slow path starts the workers that are missing."""
@@ -380,7 +382,7 @@ class _Writer:
         """Takes the workspace, if the program needs one; the slow way when it is too small or in use."""
         out = self.out
         out.add(f"%needed = call i64 inttoptr (i64 {self.program.workspace_address} to ptr)(ptr %dims)")
-        has, used = out.let(f"inttoptr i64 {self.control} to ptr"), "%workspace"
+        has, used = f"inttoptr (i64 {self.control} to ptr)", "%workspace"
         size = self._field("i64", has, 16)
         self._go_on_if([out.let(f"icmp ule i64 {'%needed'}, {size}")])
         out.add("%none_needed = icmp eq i64 %needed, 0")
@@ -475,8 +477,10 @@ class _Writer:
     def _run(self) -> None:
         """Calls the program, with Python's lock given up while much is to be done."""
         out, program = self.out, self.program
-        for i, array in enumerate(program.stored):
-            self._store_pointer(len(self.parameter_types) + len(program.result_types) + i, f"inttoptr (i64 {array.ctypes.data} to ptr)")
+        if program.stored:
+            place = out.let(f"getelementptr ptr, ptr %args, i64 {len(self.parameter_types) + len(program.result_types)}")
+            table = f"inttoptr (i64 {ctypes.addressof(program.stored_table)} to ptr)"
+            out.add(f"call void @llvm.memcpy.p0.p0.i64(ptr align 8 {place}, ptr align 8 {table}, i64 {8 * len(program.stored)}, i1 false)")
         out.add(f"call void @llvm.memset.p0.i64(ptr align {ALIGNMENT} %state, i8 0, i64 {STATE_BYTES}, i1 false)")
         total = out.let(f"add i64 {self.total}, %needed")
         out.add(f"%long = icmp ugt i64 {total}, {_RELEASE_BYTES}")

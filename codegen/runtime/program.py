@@ -88,6 +88,7 @@ class NativeProgram:
         self.threads = min(threads or available_processors(), available_processors())
         self.poison = poison
         self.stored = [_aligned(a) for a in stored]
+        self.stored_table = (ctypes.c_void_p * max(1, len(self.stored)))(*[a.ctypes.data for a in self.stored])
         self.main_address = code.address(text.function)
         self._main = MAIN(self.main_address)
         self.workspace_address = code.address(text.workspace_function)

@@ -156,10 +156,9 @@ define void @graph_opt_free(ptr %context, ptr %memory, i64 %size) {{
   ret void
 }}
 
-define internal ptr @new(ptr %dtype, i32 %rank, ptr %shape, ptr %memory, i32 %flags) alwaysinline {{
-  %kind = inttoptr i64 TYPE to ptr
-  %array = call ptr inttoptr (i64 NEW to ptr)(ptr %kind, ptr %dtype, i32 %rank, ptr %shape, ptr null, ptr %memory, i32 %flags, ptr null)
-  ret ptr %array
+define internal ptr @new(ptr %dtype, i32 %n, ptr %dims, ptr %data, i32 %flags) alwaysinline {{
+  %new = call ptr inttoptr (i64 NEW to ptr)(ptr inttoptr (i64 TYPE to ptr), ptr %dtype, i32 %n, ptr %dims, ptr null, ptr %data, i32 %flags, ptr null)
+  ret ptr %new
 }}
 
 define ptr @graph_opt_new_array(ptr %dtype, i32 %rank, ptr %shape, i64 %bytes) {{

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from codegen.llvm.jit import Code, CompileError, assembly, compile_object, host_attributes, library_addresses, object_symbols
+from codegen.llvm.jit import Code, CompileError, assembly, compile_object, host_attributes, library_addresses, object_symbols, without_addresses
 
 ADD = "define i64 @add(i64 %x, i64 %y) {\n  %s = add i64 %x, %y\n  ret i64 %s\n}\n"
 ROOT = "declare double @exp(double)\ndefine double @f(double %x) {\n  %y = call double @exp(double %x)\n  ret double %y\n}\n"
@@ -81,3 +81,23 @@ def test_a_process_ends_well_with_code_loaded() -> None:
     program = f"from codegen.llvm.jit import Code\ncodes = [Code.from_text({ADD!r}) for _ in range(3)]\ndel codes[1]\nprint(len(codes))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+
+
+def test_addresses_have_names_in_what_is_kept() -> None:
+    word = ctypes.c_int64(41)
+    place = f"inttoptr (i64 {ctypes.addressof(word)} to ptr)"
+    text, addresses = without_addresses(f"define i64 @f() {{\n  %x = load i64, ptr {place}\n  store i64 7, ptr {place}\n  ret i64 %x\n}}\n")
+    assert list(addresses.values()) == [ctypes.addressof(word)] and "inttoptr" not in text
+    code = Code.from_text(f"define i64 @f() {{\n  %x = load i64, ptr {place}\n  store i64 7, ptr {place}\n  ret i64 %x\n}}\n")
+    assert ctypes.CFUNCTYPE(ctypes.c_int64)(code.address("f"))() == 41
+    assert word.value == 7
+
+
+def test_functions_at_addresses_are_called() -> None:
+    function = SIGNATURE(lambda a, b: a * b)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    code = Code.from_text(
+        f"define i64 @f(i64 %x) {{\n  %y = call i64 inttoptr (i64 {address} to ptr)(i64 %x, i64 3)\n"
+        f"  %same = icmp eq ptr inttoptr (i64 {address} to ptr), null\n  %z = select i1 %same, i64 0, i64 %y\n  ret i64 %z\n}}\n"
+    )
+    assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(code.address("f"))(5) == 15
