@@ -7,8 +7,8 @@ other, when it is opened.  Tensors are then mapped, not read: an array is a view
 
 from __future__ import annotations
 
-import mmap
 import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from ir.types import DType, TensorType, bf16, block_problem, byte_count, f16, f3
 from ir.weights import no_such_tensor, quoted
 
 if TYPE_CHECKING:
+    import mmap
+
     from numpy.typing import NDArray
 
 MAX_TENSORS = 1 << 16
@@ -81,13 +83,13 @@ class Entry:
 class GgufFile:
     """A :class:`~ir.weights.WeightSource` over one GGUF file, with its :class:`~interop._gguf_metadata.Metadata`.
 
-    Arrays are read-only views of a mapping of the file.  The mapping goes when the source is closed and the last array is gone.
-    Somebody who makes the file shorter meanwhile ends the process, as with every mapped file.
+    Arrays are read-only views of a mapping of the file, which goes when the last of them is gone.  Somebody who makes the file shorter
+    meanwhile ends the process when the lost bytes are looked at, as with every mapped file.
     """
 
     def __init__(self, file: RegularFile | str | os.PathLike[str]) -> None:
         self.file = file if isinstance(file, RegularFile) else RegularFile(file)
-        self._mapping: mmap.mmap | None = None
+        self._mapping: weakref.ref[mmap.mmap] | None = None  # arrays keep it alive
         try:
             self.metadata, self._entries, self._data_start = read_header(self.file)
         except BaseException:
@@ -117,15 +119,16 @@ class GgufFile:
 
         entry = self._find(name)
         self.file.require_unchanged()
-        if self._mapping is None:
-            self._mapping = self.file.map()
+        mapping = self._mapping() if self._mapping is not None else None
+        if mapping is None:
+            mapping = self.file.map()
+            self._mapping = weakref.ref(mapping)
         dtype = entry.type.dtype.numpy
         count = (entry.end - entry.begin) // dtype.itemsize
-        flat: NDArray[Any] = np.frombuffer(self._mapping, dtype, count, self._data_start + entry.begin)
+        flat: NDArray[Any] = np.frombuffer(mapping, dtype, count, self._data_start + entry.begin)
         return flat.reshape(_sizes(storage_shape(entry.type)))
 
     def close(self) -> None:
-        self._mapping = None
         self.file.close()
 
 
