@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from graph_opt.api import DEFAULT_DEVICE, DEVICES, default_pipeline, find_graph, keep_reachable, make_executable, parse, read_program
 from graph_opt.binding import at_location, bind_files
 from graph_opt.levels import LEVELS, TARGETS, level_of, preset_of
+from graph_opt.progress import Progress
 from ir.clone import clone_module
 from ir.core import Graph, Module, Operation, Parameter
 from ir.diagnostics import Diagnostic, GraphError, Location, NamedLocation, Source, did_you_mean
@@ -140,7 +140,7 @@ def optimize(args: argparse.Namespace) -> int:
     if args.emit not in (None, "graph") and args.pipeline is None:
         _check_types(module, args.emit)
     _check_watched(args, passes)
-    progress = _Progress()
+    progress = Progress()
     width = max(map(len, map(format_pass, passes)), default=0)
     watch = Instrumentation(
         print_before=(*args.print_ir_before, *(["all"] if args.print_ir_before_all else [])),
@@ -221,7 +221,7 @@ def _report_passes(manager: PassManager, args: argparse.Namespace) -> None:
             print(f"{r.text:<{width}}  {counts}", file=sys.stderr)
 
 
-def _report_check(record: PassRecord, width: int, progress: _Progress) -> None:
+def _report_check(record: PassRecord, width: int, progress: Progress) -> None:
     """What the check of a pass came to, as soon as it is known: checks of loops take long."""
     progress.clear()
     print(f"{record.text:<{width}}  {record.note or 'unchanged'}", file=sys.stderr, flush=True)
@@ -280,25 +280,6 @@ def _umask() -> int:
     return mask
 
 
-class _Progress:
-    """One line on a terminal that says what is being done; nothing elsewhere, and nothing in the first half second."""
-
-    def __init__(self) -> None:
-        self.active = sys.stderr.isatty()
-        self.start = time.monotonic()
-        self.shown = 0.0
-
-    def show(self, text: str) -> None:
-        now = time.monotonic()
-        if self.active and now - self.start > 0.5 and now - self.shown > 0.1:
-            self.shown = now
-            print(f"\r\033[K{text[:78]}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self.shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
 # -- graph-opt bench -----------------------------------------------------------------------------------------------
 
 
@@ -325,7 +306,7 @@ def bench_program(args: argparse.Namespace) -> int:
         print(f"generated weights @{name}: small random numbers", file=sys.stderr)
     written = clone_module(module)
     passes = load_pipeline(args.pipeline if args.pipeline is not None else default_pipeline(module, "cpu"))
-    progress = _Progress()
+    progress = Progress()
     threads = min(args.threads or available_processors(), available_processors())
     subject = bench.prepare(module, entry, sources, passes, threads, sizes, Instrumentation(progress=progress.show))
     arrays, _ = _run_with_inputs(subject.plain, given, args.seed, written=written, sizes=sizes)
@@ -450,7 +431,7 @@ def run_program(args: argparse.Namespace) -> int:
     given = {n: _load_array(path, n, entry) for n, path in _pairs(args.inputs, "--input").items()}
     sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=True)
     _bind_input_types(module, entry, given, args)
-    progress = _Progress()
+    progress = Progress()
     if passes is None:
         passes = load_pipeline(default_pipeline(module, device))
     program = make_executable(module, entry, sources, device, args.threads, passes, Instrumentation(progress=progress.show))
