@@ -29,6 +29,8 @@ class Dense:
         dtype = dtype or dtype_from_numpy(array.dtype)
         if dtype is None:
             raise TypeError(f"no element type for numpy dtype {array.dtype}")
+        if dtype.is_block:
+            raise TypeError(f"there are no constants of {dtype}: blocks come from files of weights and parameters")
         stored = np.array(array, dtype=dtype.numpy, order="C")  # order, not ascontiguousarray: rank 0 stays rank 0
         stored.setflags(write=False)
         self.array = stored

@@ -12,28 +12,15 @@ since the product of 11 and at most 8 bits is exact.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.dims import Dim
 from ir.evaluate import round_to
-from ir.types import DType, TensorType, block_count
+from ir.types import DType, storage_shape, tensor_shape
 
-
-def storage_shape(type_: TensorType) -> tuple[Dim, ...]:
-    """The shape of the numpy array that holds a tensor: its own, with blocks in place of elements on the last axis."""
-    if not type_.dtype.is_block:
-        return type_.shape
-    return (*type_.shape[:-1], block_count(type_.dtype, type_.shape[-1]))
-
-
-def tensor_shape(dtype: DType, stored: Sequence[int]) -> tuple[int, ...]:
-    """The shape of the tensor that an array of shape ``stored`` holds: the inverse of :func:`storage_shape`."""
-    shape = tuple(int(d) for d in stored)
-    return (*shape[:-1], shape[-1] * dtype.block) if dtype.is_block and shape else shape
+__all__ = ["dequantize", "quants", "storage_shape", "tensor_shape"]
 
 
 def quants(array: NDArray[Any]) -> NDArray[Any]:

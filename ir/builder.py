@@ -14,7 +14,7 @@ from ir.attributes import Attribute
 from ir.core import Block, Operation, Region, Value
 from ir.diagnostics import AnyLocation, Diagnostic, GraphError
 from ir.opdef import PRESENT, OpDef, OperandKind, TypeProblem, check_attributes
-from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, VectorType, dtype_from_numpy
+from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, VectorType, dtype_from_numpy, tensor_shape
 
 ArrayType = TensorType | MemRefType | ScalarType | VectorType
 
@@ -165,7 +165,7 @@ def _array_type(definition: OpDef, kind: OperandKind, array: Any) -> ArrayType:
     dtype = dtype_from_numpy(array.dtype)
     if dtype is None:
         raise GraphError(f"{definition.text_name}: no element type for numpy dtype {array.dtype}")
-    shape = tuple(int(d) for d in array.shape)
+    shape = tensor_shape(dtype, array.shape)
     if TensorType in kind.classes:
         return TensorType(dtype, shape)
     if MemRefType in kind.classes:

@@ -12,7 +12,7 @@ from ir.dims import Dim, DimensionTooLarge, DimExpr, compatible, substitute, sym
 from ir.locate import attribute_location, symbol_location, use_location
 from ir.opdef import RegionOpDef, TypeProblem, operand_use_for
 from ir.references import INITIAL, first_effect
-from ir.types import UNKNOWN, TensorType, Type, UnknownType, is_known, merge_types, substitute_type, type_symbols
+from ir.types import UNKNOWN, TensorType, Type, UnknownType, is_known, merge_types, substitute_type, type_problem, type_symbols
 
 if TYPE_CHECKING:
     from ir.weights import WeightSource
@@ -46,6 +46,9 @@ class Inference:
         self._active.append(graph.name)
         for parameter in graph.parameters:
             self.types[parameter] = parameter.type
+            problem = type_problem(parameter.type)
+            if problem is not None:
+                self.report.error(f"%{parameter.name}: {problem}", parameter.loc)
         self._block(graph.block)
         results = [self.types.get(v, v.type) for v in (graph.block.terminator.operands if graph.block.terminator else [])]
         self._check_signature(graph, results)
@@ -80,6 +83,9 @@ class Inference:
                 if merged is None:
                     self.report.error(f"%{result.name} is declared {type_}, but '{op.definition.text_name}' gives {inferred[i]}", op.loc)
                     type_ = UNKNOWN  # what follows from it would only repeat this
+                elif (wrong := type_problem(merged)) is not None:
+                    self.report.error(f"%{result.name} would be {merged}: {wrong}", op.loc)
+                    type_ = UNKNOWN
                 elif not _fits(merged):
                     self.report.error(f"%{result.name} would be {merged}: a dimension is less than 2**63", op.loc)
                     type_ = UNKNOWN

@@ -14,7 +14,7 @@ from ir.dims import Dim, DimExpr, UnknownDim, substitute, symbols_of
 from ir.evaluate import round_to
 from ir.inference import Inference, unify_call
 from ir.signature import check_constraints, constraint_holds
-from ir.types import DType, MemRefType, TensorType, Type, type_symbols
+from ir.types import DType, MemRefType, TensorType, Type, f16, q4_0, q8_0, storage_shape, type_symbols
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -138,7 +138,9 @@ _SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 3e38, -3e38, 1.0,
 def generate_array(
     generator: np.random.Generator, dtype: DType, shape: Sequence[int], kind: Kind, caution: int = 0, limit: int | None = None
 ) -> NDArray[Any]:
-    """An array of one element type; see :data:`Kind` and :data:`CAUTION_LEVELS`."""
+    """An array of one element type, ``shape`` counts elements; see :data:`Kind` and :data:`CAUTION_LEVELS`."""
+    if dtype.is_block:
+        return _generate_blocks(generator, dtype, [int(d) for d in storage_shape(TensorType(dtype, tuple(shape)))], kind, caution)  # type: ignore[arg-type]
     if dtype.kind == "bool":
         return np.ones(shape, np.bool_) if caution else np.asarray(generator.integers(0, 2, shape) == 1)
     if not dtype.is_float:
@@ -158,6 +160,26 @@ def generate_array(
         if caution:
             numbers = np.abs(numbers) + 0.01
     return round_to(np.asarray(numbers, np.float64), dtype)
+
+
+def _generate_blocks(generator: np.random.Generator, dtype: DType, stored: Sequence[int], kind: Kind, caution: int) -> NDArray[Any]:
+    """Blocks whose numbers are about normal; small integers in ``exact`` ones, none negative with ``caution``.
+
+    Scales and minimums of ``special`` blocks are as special as other floats.
+    """
+    array = np.zeros(stored, dtype.numpy)
+    zero = 8 if dtype == q4_0 else 0
+    low, high = (-128, 127) if dtype == q8_0 else (-zero, 15 - zero)
+    if kind == "exact":
+        low, high = max(low, -4), min(high, 4)
+    q = generator.integers(0 if caution else low, high + 1, (*stored, dtype.block)) + zero
+    array["qs"] = q if dtype == q8_0 else q[..., :16] | q[..., 16:] << 4
+    for name, unit in (("d", 1 / high), ("m", 1.0)):
+        if name in array.dtype.names:  # type: ignore[operator]  # a structured dtype has names
+            array[name] = generate_array(generator, f16, stored, kind, caution)
+            if kind != "exact":
+                array[name] *= np.float16(unit)
+    return array
 
 
 class GeneratedWeights:
@@ -185,6 +207,9 @@ class GeneratedWeights:
         dtype, shape = self.info(name)
         generator = np.random.default_rng([self._seed, *name.encode()])
         array = generate_array(generator, dtype, shape, self._kind)
+        if dtype.is_block and self._kind != "exact":
+            for number in {"d", "m"}.intersection(array.dtype.names or ()):
+                array[number] *= np.float16(0.05)
         return array if self._kind == "exact" or not dtype.is_float else round_to(array.astype(np.float64) * 0.05, dtype)
 
     def close(self) -> None:

@@ -16,13 +16,13 @@ import numpy as np
 from ir.attributes import Attribute, FileRef, GraphRef
 from ir.core import Block, Graph, Module, Operation, Parameter, Value
 from ir.diagnostics import Diagnostic, Diagnostics, GraphError
-from ir.dims import DimExpr, product, substitute
+from ir.dims import DimExpr, substitute
 from ir.inference import Inference
 from ir.locate import attribute_location, use_location
 from ir.opdef import ExecutionError, RegionOpDef, TypeProblem, operand_use_for
 from ir.references import INITIAL
 from ir.signature import array_type, bind_shapes, check_count, check_updatable
-from ir.types import DType, MemRefType, ScalarType, TensorType, Type, VectorType, merge_types, substitute_type
+from ir.types import DType, MemRefType, ScalarType, TensorType, Type, VectorType, byte_count, merge_types, substitute_type, tensor_shape
 from ir.updates import final_versions
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Interpreter:
         if graph not in self._largest:
             self._largest[graph] = {r.type: r for op in graph.block for r in op.results if isinstance(r.type, TensorType)}
         for type_, value in self._largest[graph].items():
-            size = product(substitute(d, names) for d in type_.shape) * type_.dtype.itemsize
+            size = byte_count(type_.dtype, tuple(substitute(d, names) for d in type_.shape))
             if isinstance(size, int) and size > MEMORY_LIMIT:
                 raise GraphError(Diagnostic(f"%{value.name}: {type_} needs {size} bytes, the limit is {MEMORY_LIMIT}", value.location))
 
@@ -248,7 +248,7 @@ class Interpreter:
         static = self._static_types.get(value, value.type)
         if isinstance(static, MemRefType):
             return MemRefType(static.dtype, np.shape(array), static.space, static.align)
-        return static if isinstance(static, (ScalarType, VectorType)) else TensorType(dtype, np.shape(array))
+        return static if isinstance(static, (ScalarType, VectorType)) else TensorType(dtype, tensor_shape(dtype, np.shape(array)))
 
     def _attributes(self, op: Operation, environment: Environment) -> Mapping[str, Attribute]:
         if not any(_mentions_symbols(v) for v in op.attributes.values()):
@@ -270,7 +270,7 @@ class Interpreter:
     def check_memory(self, value: Value, type_: Type) -> None:
         """Raises TypeProblem for a tensor or buffer that can't fit in memory."""
         if isinstance(type_, (TensorType, MemRefType)):
-            size = product(type_.shape) * type_.dtype.itemsize
+            size = byte_count(type_.dtype, type_.shape)
             if not isinstance(size, int) or size > MEMORY_LIMIT:
                 raise TypeProblem(f"%{value.name} needs {size} bytes, the limit is {MEMORY_LIMIT}")
 
@@ -329,7 +329,7 @@ class Interpreter:
 
     def _call_environment(self, callee: Graph, op: Operation, operands: Sequence[NDArray[Any]], environment: Environment) -> Environment:
         dtypes = [environment.dtypes[v] for v in op.operands]
-        types = [TensorType(d, np.shape(a)) for a, d in zip(operands, dtypes, strict=True)]
+        types = [TensorType(d, tensor_shape(d, np.shape(a))) for a, d in zip(operands, dtypes, strict=True)]
         inner = Environment(bind_shapes(callee, types))
         for parameter, array, dtype in zip(callee.parameters, operands, dtypes, strict=True):
             inner.arrays[parameter] = np.array(array, order="C") if parameter.inout else array

@@ -11,7 +11,7 @@ from ir.attributes import Attribute, Dense, FileRef, GraphRef
 from ir.diagnostics import did_you_mean
 from ir.dims import UNKNOWN_DIM, Dim, DimensionTooLarge, DimExpr, apply_function, dim_max, dim_min, symbol
 from ir.tokens import Token
-from ir.types import DTYPES, UNKNOWN, DType, MemRefType, ScalarType, TensorType, Type, VectorType, boolean, f32, i64
+from ir.types import DTYPES, UNKNOWN, DType, MemRefType, ScalarType, TensorType, Type, VectorType, block_problem, boolean, f32, i64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -158,18 +158,29 @@ class LiteralRules:
     def type_of(self, node: Any) -> Type:
         """A type."""
         if isinstance(node, Token):
-            return UNKNOWN if node.type == "UNKNOWN" else ScalarType(self._dtype(node))
+            return UNKNOWN if node.type == "UNKNOWN" else self._alone(ScalarType(self._dtype(node)), node)
         parts = node.parts
         if node.kind == "tensor_type":
-            return TensorType(self._dtype(parts[0]), self._shape(parts[1], node))
+            tensor = TensorType(self._dtype(parts[0]), self._shape(parts[1], node))
+            problem = block_problem(tensor.dtype, tensor.shape)
+            if problem is not None:
+                hint = f"its size is a number, or a symbolic one such as {tensor.dtype.block}*K"
+                raise LiteralProblem(problem, parts[1][-1].start if parts[1] else node.start, hint)
+            return tensor
         if node.kind == "vector_type":
-            inner = self.type_of(parts[-1])
+            inner = self._alone(self.type_of(parts[-1]), node)
             if isinstance(inner, TensorType) and inner.is_static:
                 return VectorType(inner.dtype, inner.shape)  # type: ignore[arg-type]
             raise LiteralProblem("a vector has an element type and static dimensions: vector<f32[8, 48]>", node.start)
         if node.kind == "memref_type":
             return self._memref(node)
         raise LiteralProblem("expected a type", node.start)
+
+    def _alone(self, type_: Type, node: Any) -> Type:
+        """The type, if its elements can stand outside of tensors."""
+        if isinstance(type_, (ScalarType, TensorType)) and type_.dtype.is_block:
+            raise LiteralProblem(f"{type_.dtype} is an element type of tensors only", node.start, f"write a tensor type: {type_.dtype}[N, 32*K]")
+        return type_
 
     def _shape(self, dims: Sequence[Any], node: Node) -> tuple[Dim, ...]:
         if len(dims) > MAX_RANK:
@@ -183,7 +194,7 @@ class LiteralRules:
         return tuple(shape)
 
     def _memref(self, node: Node) -> MemRefType:
-        inner = self.type_of(node.parts[0])
+        inner = self._alone(self.type_of(node.parts[0]), node)
         if not isinstance(inner, TensorType):
             raise LiteralProblem("a memref has an element type and dimensions: memref<f32[M, 64]>", node.start)
         space, align = "", 0
@@ -282,6 +293,8 @@ class LiteralRules:
         shape = self._flatten(node, leaves)
         dtype = declared.dtype if declared is not None else self._guess_dtype(leaves)
         if declared is not None:
+            if dtype.is_block:
+                raise LiteralProblem(f"there are no constants of {dtype}: blocks come from files of weights and parameters", node.start)
             if not declared.is_static:
                 raise LiteralProblem(f"a constant has static dimensions, not {declared}", node.start)
             if shape == () and declared.shape != ():

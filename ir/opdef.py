@@ -32,7 +32,7 @@ from ir.attributes import Attribute, Dense, FileRef, GraphRef
 from ir.diagnostics import did_you_mean
 from ir.dims import Dim, DimExpr, UnknownDim
 from ir.types import (
-    DTYPES,
+    ELEMENT_DTYPES,
     TYPE_CLASSES,
     DType,
     MemRefType,
@@ -69,7 +69,7 @@ class OperandKind:
     """What an operand may be: a tensor, or a scalar / vector of the lower levels, with some element types."""
 
     name: str
-    dtypes: tuple[str, ...] = ()  # DType.kind values; empty allows all
+    dtypes: tuple[str, ...] = ()  # DType.kind values; empty allows all but blocks
     classes: tuple[type, ...] = (TensorType,)
 
     def problem(self, type_: Type) -> str | None:
@@ -78,14 +78,26 @@ class OperandKind:
             return None
         if not isinstance(type_, self.classes):
             return f"expected {self.name}, found {type_}"
-        if self.dtypes and type_.dtype.kind not in self.dtypes:  # type: ignore[attr-defined]
-            return f"expected {self.name}, found {type_}"
+        kind = type_.dtype.kind  # type: ignore[attr-defined]
+        if kind not in self.dtypes if self.dtypes else kind == "block":
+            return f"expected {self.name}{' whose elements stand alone' * (not self.dtypes)}, found {type_}"
         return None
 
+    def hint(self, type_: Type) -> str | None:
+        """What to do about the problem; None when there is nothing to say."""
+        blocks = isinstance(type_, TensorType) and type_.dtype.is_block
+        return "its elements are stored in blocks: dequantize it first, dequantize(..., dtype=f32)" if blocks else None
+
+
+ELEMENT_KINDS = ("float", "int", "uint", "index", "bool")
+"""Kinds of element types whose elements stand alone."""
 
 _ANY = "NDArray[Any]"
 if TYPE_CHECKING:
     Tensor = NDArray[Any]
+    Stored = NDArray[Any]
+    NumericOrBlocks = NDArray[Any]
+    Blocks = NDArray[Any]
     Float = NDArray[Any]
     Integer = NDArray[Any]
     Numeric = NDArray[Any]
@@ -102,6 +114,9 @@ if TYPE_CHECKING:
     AnyValue = Any
 else:
     Tensor = Annotated[Any, OperandKind("a tensor")]
+    Stored = Annotated[Any, OperandKind("a tensor", (*ELEMENT_KINDS, "block"))]
+    NumericOrBlocks = Annotated[Any, OperandKind("a tensor of numbers or blocks", ("float", "int", "uint", "index", "block"))]
+    Blocks = Annotated[Any, OperandKind("a tensor of blocks (q4_0, q4_1 or q8_0)", ("block",))]
     Float = Annotated[Any, OperandKind("a tensor of floats", ("float",))]
     Integer = Annotated[Any, OperandKind("a tensor of integers", ("int", "uint", "index"))]
     Numeric = Annotated[Any, OperandKind("a tensor of numbers", ("float", "int", "uint", "index"))]
@@ -115,7 +130,7 @@ else:
     BitsScalar = Annotated[Any, OperandKind("a scalar or vector of integers or bool", ("int", "uint", "index", "bool"), (ScalarType, VectorType))]
     Vector = Annotated[Any, OperandKind("a vector", (), (VectorType,))]
     Buffer = Annotated[Any, OperandKind("a memref", (), (MemRefType,))]
-    AnyValue = Annotated[Any, OperandKind("a value", (), TYPE_CLASSES)]
+    AnyValue = Annotated[Any, OperandKind("a value", (*ELEMENT_KINDS, "block"), TYPE_CLASSES)]
 
 Shape = tuple[Dim, ...]
 """Attribute annotation: a list of dimensions."""
@@ -165,6 +180,8 @@ def _convert(value: Any, annotation: Any) -> tuple[Any, bool]:
         element = typing.get_args(annotation)[0]
         items = [_convert(v, element) for v in value]
         return tuple(v for v, _ in items), all(ok for _, ok in items)
+    if isinstance(value, DType) and value.is_block:
+        return value, False  # nothing is computed in blocks
     if annotation in (None, type(None)):
         return value, value is None
     if annotation is bool:
@@ -329,7 +346,7 @@ class OpDef:
         for position, (type_, name) in enumerate(zip(types, names, strict=True)):
             problem = kinds[name].problem(type_)
             if problem:
-                raise TypeProblem(problem, operand=position)
+                raise TypeProblem(problem, operand=position, hint=kinds[name].hint(type_))
             unknown = unknown or isinstance(type_, UnknownType)
         if unknown or self.infer_function is None:
             return None
@@ -514,7 +531,9 @@ def check_attributes(definition: OpDef, attributes: Mapping[str, Attribute]) -> 
         try:
             converted = spec.convert(value)
         except ValueError as error:
-            near = did_you_mean(str(value), DTYPES) if spec.annotation is DType else None
+            near = did_you_mean(str(value), ELEMENT_DTYPES) if spec.annotation is DType and not isinstance(value, DType) else None
+            if isinstance(value, DType) and value.is_block:
+                near = "blocks come from files of weights and parameters; nothing is converted to them"
             raise TypeProblem(f"attribute '{key}': {error}, found {_show(value)}", attribute=key, hint=near) from None
         if spec.required or attribute_key(converted) != attribute_key(spec.default):
             result[key] = converted

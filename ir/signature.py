@@ -9,7 +9,7 @@ from ir.core import Constraint, Graph, Parameter
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim, DimExpr, UnknownDim, exact_div, substitute, symbols_of
 from ir.printer import format_constraint, format_name
-from ir.types import MemRefType, TensorType, UnknownType, dtype_from_numpy
+from ir.types import MemRefType, TensorType, UnknownType, dtype_from_numpy, tensor_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +31,9 @@ def array_type(array: NDArray[Any], parameter: Parameter) -> TensorType:
         raise GraphError(Diagnostic(message, parameter.loc))
     if isinstance(parameter.type, (TensorType, MemRefType)) and parameter.type.dtype.name == "index" and dtype.name == "i64":
         dtype = parameter.type.dtype
-    return TensorType(dtype, tuple(int(d) for d in array.shape))
+    if dtype.is_block and not array.ndim:
+        raise GraphError(Diagnostic(f"%{parameter.name}: a single block of {dtype} is no tensor", parameter.loc))
+    return TensorType(dtype, tensor_shape(dtype, array.shape))
 
 
 def bind_shapes(graph: Graph, types: Sequence[TensorType]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
@@ -133,6 +133,28 @@ def byte_count(dtype: DType, shape: tuple[Dim, ...]) -> Dim:
 def block_count(dtype: DType, size: Dim) -> Dim:
     """How many blocks a last axis of ``size`` elements has: exact for the sizes that :func:`block_problem` allows."""
     return floordiv(size, dtype.block)
+
+
+def storage_shape(type_: TensorType) -> tuple[Dim, ...]:
+    """The shape of the numpy array that holds a tensor: its own, with blocks in place of elements on the last axis."""
+    if not type_.dtype.is_block:
+        return type_.shape
+    return (*type_.shape[:-1], block_count(type_.dtype, type_.shape[-1]))
+
+
+def tensor_shape(dtype: DType, stored: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the tensor that an array of shape ``stored`` holds: the inverse of :func:`storage_shape`."""
+    shape = tuple(int(d) for d in stored)
+    return (*shape[:-1], shape[-1] * dtype.block) if dtype.is_block and shape else shape
+
+
+def type_problem(type_: Type) -> str | None:
+    """Why a type can't be; None when it can: blocks are elements of tensors only, along the last axis."""
+    if isinstance(type_, UnknownType) or not type_.dtype.is_block:
+        return None
+    if not isinstance(type_, TensorType):
+        return f"{type_}: {type_.dtype} is an element type of tensors only"
+    return block_problem(type_.dtype, type_.shape)
 
 
 def block_problem(dtype: DType, shape: tuple[Dim, ...]) -> str | None:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ir.diagnostics import Diagnostic, GraphError, did_you_mean
-from ir.types import DType, dtype_from_numpy
+from ir.types import DType, dtype_from_numpy, tensor_shape
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -31,7 +31,10 @@ class WeightSource(Protocol):
         ...
 
     def read(self, name: str) -> NDArray[Any]:
-        """The elements: a read-only, C-contiguous array in native byte order, with the dtype and shape of :meth:`info`."""
+        """The elements: a read-only, C-contiguous array in native byte order, with the dtype and shape of :meth:`info`.
+
+        Blocks are records as their file has them, little-endian (see :mod:`ir.blocks`).
+        """
         ...
 
     def close(self) -> None:
@@ -65,6 +68,8 @@ class ArraySource:
             dtype = dtype_from_numpy(given.dtype)
             if dtype is None:
                 raise GraphError(f"{where}: tensor {quoted(name)} has the numpy dtype {given.dtype}, which no element type matches")
+            if dtype.is_block and not given.ndim:
+                raise GraphError(f"{where}: tensor {quoted(name)} is a single block of {dtype}, not a tensor")
             stored = np.array(given, dtype=dtype.numpy, order="C")
             stored.setflags(write=False)
             self._arrays[name] = (dtype, stored)
@@ -80,7 +85,7 @@ class ArraySource:
 
     def info(self, name: str) -> tuple[DType, tuple[int, ...]]:
         dtype, array = self._find(name)
-        return dtype, tuple(int(d) for d in array.shape)
+        return dtype, tensor_shape(dtype, array.shape)
 
     def read(self, name: str) -> NDArray[Any]:
         return self._find(name)[1]

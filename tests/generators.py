@@ -194,8 +194,9 @@ class Growth:
 
     def fresh(self, type_: Type, index: bool = False) -> Value:
         """A value of this type: a parameter, or sometimes a constant where it is small."""
-        if isinstance(type_, TensorType) and type_.is_static and isinstance(type_.elements, int) and type_.elements <= 8 and self.chance(40):
-            return self.constant(type_, index)
+        if isinstance(type_, TensorType) and type_.is_static and not type_.dtype.is_block:
+            if isinstance(type_.elements, int) and type_.elements <= 8 and self.chance(40):
+                return self.constant(type_, index)
         value = self.parameter(type_)
         self.pool.append(value)
         return value
@@ -371,6 +372,8 @@ class Growth:
         operands = [first]
         type_ = first.type
         assert isinstance(type_, TensorType)
+        if type_.dtype.is_block:
+            raise Rejected("nothing is computed in blocks")
         if count == 3:  # where(cond, a, b): the operand kinds differ
             operands[0] = self._of_type(TensorType(DTYPES["bool"], type_.shape))
             operands.append(first)
@@ -399,6 +402,8 @@ class Growth:
         value = self.recent([v for v in self.pool if isinstance(v.type, TensorType)] or [self.seed_value()])
         assert isinstance(value.type, TensorType)
         dtype = value.type.dtype
+        if dtype.is_block:
+            raise Rejected("nothing is computed in blocks")
         left = self.chance(40)
         definition = self.pick(binary_ops(dtype))
         number = self.element(dtype, index=False)

@@ -10,8 +10,8 @@ from dialects.graph._shapes import normalize_axis
 from ir.attributes import Dense, FileRef, GraphRef
 from ir.dims import Dim, UnknownDim
 from ir.evaluate import round_to
-from ir.opdef import ExecutionError, Shape, Tensor, TypeProblem, op
-from ir.types import UNKNOWN, DType, TensorType, UnknownType, i64
+from ir.opdef import ExecutionError, Shape, Stored, Tensor, TypeProblem, op
+from ir.types import UNKNOWN, DType, TensorType, UnknownType, dtype_from_numpy, i64, tensor_shape
 
 _MAX_RANK = 64
 
@@ -213,7 +213,7 @@ def initial(source: GraphRef, *, result: int) -> Tensor:
 
 
 @op(infer=_dim, exact_bits=True)
-def dim(x: Tensor, *, axis: int) -> Tensor:
+def dim(x: Stored, *, axis: int) -> Tensor:
     """The size of x along ``axis`` when the program runs, as ``i64[]``.
 
     A negative axis counts from the last.
@@ -225,4 +225,6 @@ def dim(x: Tensor, *, axis: int) -> Tensor:
           return %n
         }
     """
-    return np.array(x.shape[axis], np.int64)
+    dtype = dtype_from_numpy(x.dtype)
+    shape = tensor_shape(dtype, x.shape) if dtype is not None else x.shape
+    return np.array(shape[axis], np.int64)

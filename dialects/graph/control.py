@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ir.attributes import GraphRef
-from ir.opdef import Tensor, op
+from ir.opdef import Stored, op
 
 
 def _from_callee(callee: GraphRef, *args: Any) -> None:
@@ -13,7 +13,7 @@ def _from_callee(callee: GraphRef, *args: Any) -> None:
 
 
 @op(infer=_from_callee, result_count=None, pure=False)
-def call(callee: GraphRef, *args: Tensor) -> Any:
+def call(callee: GraphRef, *args: Stored) -> Any:
     """Runs another graph of the module.
 
     ``callee`` is ``@name``; ``args`` are its parameters, in order.  There is one result for each of its results,

@@ -8,8 +8,9 @@ import numpy as np
 
 from dialects.graph._random import uniform
 from dialects.graph._special import first_position, format_position
-from ir.opdef import Boolean, ExecutionError, Float, Tensor, TypeProblem, op
-from ir.types import TensorType, dtype_from_numpy
+from ir.blocks import dequantize
+from ir.opdef import Boolean, ExecutionError, Float, Stored, Tensor, TypeProblem, op
+from ir.types import TensorType, dtype_from_numpy, f32, tensor_shape
 
 
 def _nothing(*_: Any, **__: Any) -> tuple[()]:
@@ -23,11 +24,11 @@ def _dropout(x: TensorType, p: float, seed: int, training: bool) -> TensorType:
 
 
 @op(infer=_nothing, pure=False, exact_bits=True)
-def print_(x: Tensor, *, label: str = "") -> None:
+def print_(x: Stored, *, label: str = "") -> None:
     """Writes the label, type and elements of x to the standard output.
 
     Has no result, and is never removed, doubled or moved past another effect.  Tensors of more than 1000 elements are
-    shortened.
+    shortened.  Those of blocks are shown as numbers.
 
     Example::
 
@@ -37,7 +38,9 @@ def print_(x: Tensor, *, label: str = "") -> None:
         }
     """
     dtype = dtype_from_numpy(x.dtype)
-    type_ = TensorType(dtype, tuple(int(d) for d in x.shape)) if dtype is not None else x.dtype
+    type_ = TensorType(dtype, tensor_shape(dtype, x.shape)) if dtype is not None else x.dtype
+    if dtype is not None and dtype.is_block:
+        x = dequantize(x, f32)
     head = f"{label}: {type_}" if label else str(type_)
     print(f"{head}\n{np.array2string(x, separator=', ', threshold=1000, edgeitems=3, max_line_width=120)}")
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from dialects.graph._shapes import normalize_axes, normalize_axis, require_rank, require_same_dtype
 from dialects.graph._symbolic import Bound, at_least_zero, check_dims, concrete_shape, slice_length
+from ir.blocks import dequantize
 from ir.dims import Dim, UnknownDim, compatible, exact_div, merge, product
 from ir.evaluate import round_to
-from ir.opdef import ExecutionError, Integer, Shape, Tensor, TypeProblem, op
-from ir.types import DType, TensorType
+from ir.opdef import ExecutionError, Integer, Shape, Stored, Tensor, TypeProblem, op
+from ir.types import DType, TensorType, f32
 
 # -- concat and split --------------------------------------------------------------------------------------------------
 
@@ -307,6 +308,11 @@ def _gathered(x: TensorType, indices: TensorType, axis: int, names: tuple[str, s
         raise TypeProblem(f"expected a tensor of rank 1 or more, found {x}", operand=names[0])
     along = normalize_axis(axis, x.rank)
     _check_axis_has_elements(x, along, indices, names[1])
+    if x.dtype.is_block:
+        if along == x.rank - 1:
+            hint = "dequantize it first, or take rows: axis=0"
+            raise TypeProblem(f"the last axis of {x} is stored in blocks, which are taken as a whole", operand=names[0], hint=hint)
+        x = x.with_dtype(f32)
     return x.with_shape((*x.shape[:along], *indices.shape, *x.shape[along + 1 :]))
 
 
@@ -322,18 +328,24 @@ def _checked(operation: str, indices: Tensor, size: int, axis: int) -> Tensor:
     return np.where(wide < 0, wide + size, wide)
 
 
+def _numbers(taken: Tensor) -> Tensor:
+    """What was taken, blocks as numbers."""
+    return dequantize(taken, f32) if taken.dtype.names is not None else taken
+
+
 def _infer_gather(x: TensorType, indices: TensorType, axis: int) -> TensorType:
     return _gathered(x, indices, axis, ("x", "indices"))
 
 
 @op(infer=_infer_gather, exact_bits=True, traps=True, index_operands={"indices": ("x", "axis")})
-def gather(x: Tensor, indices: Integer, *, axis: int = 0) -> Tensor:
+def gather(x: Stored, indices: Integer, *, axis: int = 0) -> Tensor:
     """The slices of ``x`` along an axis that the indices name (numpy's ``take``).
 
     The axis is replaced by the dimensions of ``indices``: ``x[A, N, C]`` and ``indices[I, J]`` give ``[A, I, J, C]`` along
     axis 1, and a rank-0 index removes the axis.  Indices of any integer type; -N to -1 count from the end.  An index
     outside -N to N-1 is an error that names its position and value; so is any index into a dimension of 0, while an
-    empty tensor of indices is fine.  Any element type of ``x``, rank 1 or more.
+    empty tensor of indices is fine.  Any element type of ``x``, rank 1 or more; of a tensor of blocks (``q4_0``, ``q4_1``,
+    ``q8_0``) the result is f32, as if by ``dequantize``, and the axis is not the last.
 
     Example::
 
@@ -349,7 +361,7 @@ def gather(x: Tensor, indices: Integer, *, axis: int = 0) -> Tensor:
           return %y
         }
     """
-    return np.take(x, _checked("gather", indices, x.shape[axis], axis), axis=axis)
+    return _numbers(np.take(x, _checked("gather", indices, x.shape[axis], axis), axis=axis))
 
 
 def _infer_embedding(table: TensorType, ids: TensorType) -> TensorType:
@@ -357,11 +369,11 @@ def _infer_embedding(table: TensorType, ids: TensorType) -> TensorType:
 
 
 @op(infer=_infer_embedding, exact_bits=True, traps=True, composite=True, index_operands={"ids": ("table", 0)})
-def embedding(table: Tensor, ids: Integer) -> Tensor:
+def embedding(table: Stored, ids: Integer) -> Tensor:
     """The rows of a table that the ids name: ``gather(table, ids, axis=0)``.
 
     The dimensions of ``ids`` replace the table's first.  An id outside -N to N-1 (negative ones count from the end) is an
-    error that names its position and value, as in ``gather``.
+    error that names its position and value, as in ``gather``.  The rows of a table of blocks come as f32.
 
     Example::
 
@@ -369,8 +381,15 @@ def embedding(table: Tensor, ids: Integer) -> Tensor:
           %y = embedding(%table, %ids)
           return %y
         }
+
+    Example, a table in blocks::
+
+        graph @example(%table: q8_0[V, 32], %ids: i64[S]) -> f32[S, 32] {
+          %y = embedding(%table, %ids)
+          return %y
+        }
     """
-    return np.take(table, _checked("embedding", ids, table.shape[0], 0), axis=0)
+    return _numbers(np.take(table, _checked("embedding", ids, table.shape[0], 0), axis=0))
 
 
 def _infer_scatter(x: TensorType, indices: TensorType, updates: TensorType, axis: int) -> TensorType:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from dialects.graph._shapes import broadcast_dim, require_rank, require_same_dtype
+from ir.blocks import dequantize
 from ir.dims import Dim, compatible
-from ir.opdef import Numeric, Tensor, TypeProblem, op
-from ir.types import TensorType
+from ir.opdef import Numeric, NumericOrBlocks, Tensor, TypeProblem, op
+from ir.types import TensorType, f32
 
 _SYMBOL_HINT = "dimensions are equal only when they are written alike; give both the same name, or specialize them"
 
@@ -119,10 +120,21 @@ def matmul(a: Numeric, b: Numeric, *, transpose_a: bool = False, transpose_b: bo
     return np.matmul(left, right)  # type: ignore[no-any-return]
 
 
+def require_f32_beside_blocks(x: tuple[str, TensorType], weight: TensorType) -> None:
+    """Raises TypeProblem unless what is multiplied with blocks is f32."""
+    if x[1].dtype != f32:
+        hint = "write cast(..., dtype=f32)"
+        raise TypeProblem(f"a weight of blocks is multiplied in f32: '{x[0]}' is {x[1]}, 'weight' is {weight}", operand=x[0], hint=hint)
+
+
 def _linear_type(x: TensorType, weight: TensorType, *, bias: TensorType | None) -> TensorType:
     require_rank(x, "x", at_least=1)
     require_rank(weight, "weight", exactly=2)
-    dtype = require_same_dtype(("x", x), ("weight", weight))
+    if weight.dtype.is_block:
+        require_f32_beside_blocks(("x", x), weight)
+        dtype = x.dtype
+    else:
+        dtype = require_same_dtype(("x", x), ("weight", weight))
     features, columns = weight.shape
     if not compatible(x.shape[-1], columns):
         hint = None
@@ -137,13 +149,16 @@ def _linear_type(x: TensorType, weight: TensorType, *, bias: TensorType | None) 
 
 
 @op(infer=_linear_type, exact=True, composite=True)
-def linear(x: Numeric, weight: Numeric, *, bias: Tensor | None = None) -> Tensor:
+def linear(x: Numeric, weight: NumericOrBlocks, *, bias: Tensor | None = None) -> Tensor:
     """x @ weight^T + bias, a fully connected layer.
 
     ``x`` is ``[..., in]``, ``weight`` is ``[out, in]`` (as torch stores it), ``bias`` is ``[out]``; the result is
     ``[..., out]``.  All have the same element type.  The product is that of ``matmul`` and the bias is added before
     the one rounding: f16 and bf16 accumulate in f32 at least.  Integers wrap around.  ``in = 0`` gives the bias, or
     zeros.
+
+    The weight may be stored in blocks (``q4_0``, ``q4_1``, ``q8_0``) beside an f32 ``x``: then this is
+    ``linear(x, dequantize(weight))``.
 
     Example::
 
@@ -158,6 +173,15 @@ def linear(x: Numeric, weight: Numeric, *, bias: Tensor | None = None) -> Tensor
           %y = linear(%x, %weight)
           return %y
         }
+
+    Example, a weight in blocks::
+
+        graph @example(%x: f32[B, 64], %weight: q4_1[N, 64]) -> f32[B, N] {
+          %y = linear(%x, %weight)
+          return %y
+        }
     """
+    if weight.dtype.names is not None:
+        weight = dequantize(weight, f32).astype(x.dtype)
     y = np.matmul(x, weight.T)
     return y if bias is None else y + bias  # type: ignore[no-any-return]

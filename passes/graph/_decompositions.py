@@ -21,6 +21,7 @@ from dialects.graph.constant import constant, dim, full, iota
 from dialects.graph.elementwise import abs_, cos, exp, expm1, isfinite, log, log1p, neg, rsqrt, sin, sqrt, square
 from dialects.graph.indexing import concat, gather, slice_
 from dialects.graph.matmul import matmul
+from dialects.graph.quantized import dequantize
 from dialects.graph.reduction import max_, mean, sum_
 from dialects.graph.rope import inverse_frequencies
 from dialects.graph.shape import reshape, squeeze, unsqueeze
@@ -182,6 +183,8 @@ def _softplus(op: Operation) -> Sequence[Value]:
 
 def _linear(op: Operation) -> Sequence[Value]:
     x, weight, bias = _operand(op, "x"), _operand(op, "weight"), op.operand("bias")
+    if _dtype(weight).is_block:
+        weight = dequantize(weight)
     if bias is None:
         return [matmul(x, weight, transpose_b=True)]
     return _rounded_to_result(op, add(matmul(_wide(x), _wide(weight), transpose_b=True), _wide(bias)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dialects.graph._blocks import unpacks_blocks
 from dialects.graph.constant import constant, dim, full, initial, iota, weight
 from dialects.graph.shape import expand, flatten, reshape, squeeze, transpose, unsqueeze
 from ir.attributes import Attribute, Dense, FileRef
@@ -18,7 +19,7 @@ from ir.dims import DimExpr, UnknownDim
 from ir.evaluate import round_to
 from ir.opdef import REGISTRY, ExecutionError, OpDef, RegionOpDef, TypeProblem
 from ir.rewriter import Rewrite, rewrite_greedily
-from ir.types import DType, TensorType, Type, i64, is_known
+from ir.types import DType, TensorType, Type, i64, is_known, storage_shape
 from passes.graph._rules import splat
 from passes.infra.base import Pass, PassContext
 
@@ -58,6 +59,8 @@ class ConstantFold(Pass):
     Operations without effect are run by the reference semantics, so the bits are the same, when all of their operands
     are constants: ``constant``, ``full`` and ``iota`` of known shape, and tensors of files of weights that are at hand.
     One that fails on its values (an integer division by zero) is left alone, and fails when the program runs.
+
+    Tensors of blocks (``q4_0``, ``q4_1``, ``q8_0``) are never dequantized here.
 
     The sizes are known before anything is computed: a result of more than ``budget`` bytes (1024 when weights take
     part) is not written into the program, and neither large operands nor large products are computed.  Elementwise
@@ -128,7 +131,7 @@ class _Folder:
 
     def _is_affordable(self, op: Operation) -> bool:
         """Whether all sizes are known and small enough, judged by the types alone."""
-        if any(map(_mentions_symbols, op.attributes.values())):
+        if any(map(_mentions_symbols, op.attributes.values())) or unpacks_blocks(op):
             return False
         if any(v.defining_op is None or v.defining_op.definition not in _SOURCES for v in op.operands):
             return False
@@ -169,7 +172,7 @@ class _Folder:
             array = source.read(name)
         except GraphError:  # the run will say it
             return None
-        return array if array.shape == op.result.type.shape else None  # type: ignore[union-attr]
+        return array if array.shape == storage_shape(op.result.type) else None  # type: ignore[arg-type]
 
 
 def _evaluate(op: Operation, arrays: Sequence[NDArray[Any]], result_types: Sequence[Type]) -> list[NDArray[Any]] | None:
@@ -180,7 +183,7 @@ def _evaluate(op: Operation, arrays: Sequence[NDArray[Any]], result_types: Seque
         results = op.definition.evaluate(arrays, names, op.attributes, result_types, dtypes)
     except (ExecutionError, TypeProblem, GraphError, MemoryError):
         return None
-    fits = all(a.shape == t.shape for a, t in zip(results, result_types, strict=True))  # type: ignore[union-attr]
+    fits = all(a.shape == storage_shape(t) for a, t in zip(results, result_types, strict=True))  # type: ignore[arg-type]
     return list(results) if fits else None
 
 

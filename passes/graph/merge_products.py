@@ -131,7 +131,7 @@ def _product(op: Operation, known: Mapping[Operation, None]) -> _Product | None:
 
 def _is_stored(value: Value, rank: int, known: Mapping[Operation, None]) -> bool:
     """Whether a value is made of weights and constants, and has so many dimensions."""
-    if not isinstance(value.type, TensorType) or value.type.rank != rank or value.defining_op not in known:
+    if not isinstance(value.type, TensorType) or value.type.rank != rank or value.type.dtype.is_block or value.defining_op not in known:
         return False
     return not any(op.definition in _MADE_UP for op in _makers(value))
 

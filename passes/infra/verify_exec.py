@@ -6,7 +6,7 @@ Two programs are compared on generated inputs, in up to four ways:
   pass promises to keep the bits;
 * on exact inputs bit by bit, when all operations are exact on integers, whatever the pass promises;
 * with floats kept in float64 throughout, to 1e-9 of the result's largest element: rounding can't hide a wrong rewrite (1e-6
-  when the pass puts approximations for f32 in the place of functions);
+  when the pass puts approximations for f32 in the place of functions, or what the pass says);
 * against that float64 run: the error may not grow beyond ``ERROR_GROWTH`` times what it was, plus a few roundings.
 """
 
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ir.attributes import GraphRef
+from ir.blocks import dequantize
 from ir.core import Block, Graph, Module, Operation, Parameter
 from ir.diagnostics import Diagnostics, GraphError
 from ir.dims import Dim, product, substitute, symbols_of
@@ -28,7 +29,7 @@ from ir.interpreter import Interpreter
 from ir.layout import LAYOUT, LoopDim, RangeArg, layout_of
 from ir.printer import print_operation
 from ir.references import INITIAL, all_references
-from ir.types import DType, MemRefType, TensorType, is_known
+from ir.types import DType, MemRefType, TensorType, f64, is_known
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,6 +80,7 @@ def compare_modules(
     after: Module,
     preserves: Bits = "bits",
     *,
+    tolerance: float | None = None,
     sources: Mapping[str, WeightSource] | None = None,
     seed: int = 0,
     budget: float = DEFAULT_BUDGET,
@@ -86,14 +88,15 @@ def compare_modules(
 ) -> Outcome:
     """Runs every graph that both modules have and nothing else calls, and compares the results.
 
-    Weights of files that ``sources`` lacks are generated, and kept in ``generated`` for the next comparison.
+    ``tolerance`` is how far ``approximate`` values may be off, as a part of the largest element (default: 1e-6).  Weights of files
+    that ``sources`` lacks are generated, and kept in ``generated`` for the next comparison.
     """
     outcome = Outcome()
     generated = generated if generated is not None else {}
     for name in entry_graphs(after):
         if name not in before.graphs:
             return Outcome(Mismatch(None, f"graph @{name} was not there before"))
-        found = _Comparison(before, after, name, preserves, sources or {}, generated, seed, budget).run()
+        found = _Comparison(before, after, name, preserves, tolerance, sources or {}, generated, seed, budget).run()
         if found.mismatch is not None:
             return found
         outcome.skipped = outcome.skipped or found.skipped
@@ -135,6 +138,7 @@ class _Comparison:
         after: Module,
         name: str,
         preserves: Bits,
+        tolerance: float | None,
         sources: Mapping[str, WeightSource],
         generated: dict[tuple[str, Kind], WeightSource],
         seed: int,
@@ -142,6 +146,8 @@ class _Comparison:
     ) -> None:
         self.before, self.after, self.name = before, after, name
         self.preserves = preserves
+        self.wide = 0.0 if tolerance is None else tolerance
+        self.tolerance = tolerance or (APPROXIMATE_TOLERANCE if preserves == "approximate" else DOUBLE_TOLERANCE)
         self.sources = {f: _Remembered(s) for f, s in sources.items()}
         self.generated = generated
         self.seed = seed
@@ -237,10 +243,9 @@ class _Comparison:
     def _differ_in_values(self, old: _Run, new: _Run, inputs: Sequence[NDArray[Any]], kind: Kind) -> Mismatch | None:
         if len(old.results) != len(new.results):
             return Mismatch(None, f"{len(new.results)} results, before {len(old.results)}")
-        tolerance = APPROXIMATE_TOLERANCE if self.preserves == "approximate" else DOUBLE_TOLERANCE
 
         def close(a: NDArray[Any], b: NDArray[Any]) -> bool:
-            return close_in_double(a, b, tolerance)
+            return close_in_double(a, b, self.tolerance)
 
         old_double = self._execute(self.before, inputs, kind, double=True)
         new_double = self._execute(self.after, inputs, kind, double=True)
@@ -250,7 +255,7 @@ class _Comparison:
                 return Mismatch(culprit, f"{name} changed: {describe_difference(before, after)}, computed in float64")
         declared = zip(self._pairs(old, new), self._pairs(old_double, new_double), strict=True)
         for (name, before, after), (_, exact, _) in declared:
-            if not error_is_bounded(before, after, exact):
+            if not error_is_bounded(before, after, exact, self.wide):
                 return Mismatch(None, f"{name} lost accuracy: {describe_difference(before, after)}")
         return None
 
@@ -275,6 +280,8 @@ def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
     """Whether two arrays agree in dtype, shape and every bit; all NaNs count as the same."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
+    if a.dtype.names is not None:  # blocks
+        return a.tobytes() == b.tobytes()
     raw = f"u{a.dtype.itemsize}"
     equal = np.ascontiguousarray(a).view(raw) == np.ascontiguousarray(b).view(raw) if a.dtype.itemsize in (1, 2, 4, 8) else a == b
     if _is_float(a):
@@ -294,7 +301,7 @@ def close_in_double(a: NDArray[Any], b: NDArray[Any], tolerance: float = DOUBLE_
     if a.shape != b.shape or _is_float(a) != _is_float(b):
         return False
     if not _is_float(a):
-        return a.dtype == b.dtype and bool(np.array_equal(a, b))
+        return same_bits(a, b)
     a, b = a.astype(np.float64), b.astype(np.float64)
     finite = np.isfinite(a) & np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
@@ -307,8 +314,8 @@ def close_in_double(a: NDArray[Any], b: NDArray[Any], tolerance: float = DOUBLE_
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
-def error_is_bounded(before: NDArray[Any], after: NDArray[Any], exact: NDArray[Any]) -> bool:
-    """Whether the error of ``after`` against the float64 run is of the kind that ``before`` has."""
+def error_is_bounded(before: NDArray[Any], after: NDArray[Any], exact: NDArray[Any], tolerance: float = 0.0) -> bool:
+    """Whether the error of ``after`` against the float64 run is of the kind that ``before`` has, beside a part of the largest element."""
     if before.shape != after.shape or before.dtype != after.dtype:
         return False
     if not _is_float(before):
@@ -319,14 +326,14 @@ def error_is_bounded(before: NDArray[Any], after: NDArray[Any], exact: NDArray[A
     scale = float(np.max(np.abs(exact[finite]), initial=0.0))
     old_error = float(np.max(np.abs(old[finite] - exact[finite]), initial=0.0))
     new_error = float(np.max(np.abs(new[finite] - exact[finite]), initial=0.0))
-    return new_error <= ERROR_GROWTH * old_error + _ROUNDINGS * unit * scale
+    return new_error <= ERROR_GROWTH * old_error + (_ROUNDINGS * unit + tolerance) * scale
 
 
 def describe_difference(before: NDArray[Any], after: NDArray[Any]) -> str:
     """Where two arrays differ most, in words."""
     if before.dtype != after.dtype or before.shape != after.shape:
         return f"{after.dtype}{list(after.shape)}, before {before.dtype}{list(before.shape)}"
-    a, b = before.astype(np.float64), after.astype(np.float64)
+    a, b = (dequantize(x, f64) if x.dtype.names is not None else x.astype(np.float64) for x in (before, after))
     with np.errstate(all="ignore"):
         distance = np.where(np.isnan(a) & np.isnan(b), 0.0, np.abs(a - b))
     distance = np.where(np.isnan(distance), np.inf, distance)

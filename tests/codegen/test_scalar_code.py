@@ -11,7 +11,7 @@ import pytest
 import dialects  # noqa: F401
 from ir.interpreter import Interpreter
 from ir.opdef import REGISTRY, OpDef, TypeProblem
-from ir.types import DTYPES, DType, ScalarType
+from ir.types import ELEMENT_DTYPES, DType, ScalarType
 from passes.infra.verify_exec import describe_difference, same_bits
 from tests.codegen.code_checks import main_program, special_array
 from tests.codegen.native_graph import NativeGraph
@@ -29,13 +29,13 @@ def variants() -> list[tuple[str, tuple[DType, ...], DType, str]]:
     for name, definition in sorted(REGISTRY.items()):
         if definition.dialect not in ("arith", "math") or not definition.elementwise:
             continue
-        for dtypes in itertools.product(DTYPES.values(), repeat=len(definition.operand_specs)):
+        for dtypes in itertools.product(ELEMENT_DTYPES.values(), repeat=len(definition.operand_specs)):
             if len(set(dtypes)) > 1 and name not in ("math.ldexp", "arith.select"):
                 continue
             if name == "arith.select" and dtypes[1] != dtypes[2]:
                 continue
             for predicate in PREDICATES if "predicate" in definition.attribute_specs else ("",):
-                for declared in DTYPES.values() if definition.declared_result else (None,):
+                for declared in ELEMENT_DTYPES.values() if definition.declared_result else (None,):
                     result = infer(definition, dtypes, predicate, declared)
                     if result is not None:
                         found.append((name, dtypes, result, f', predicate="{predicate}"' if predicate else ""))
@@ -118,7 +118,7 @@ def test_same_bits(key: str) -> None:
 @pytest.mark.parametrize("name", ["sigmoid", "silu"])
 def test_tails_of_gates_in_f64(name: str) -> None:
     """Down to denormal results."""
-    module = main_program("%A0: memref<f64[N]>, %C0: memref<f64[N]>", scalar_loop(f"math.{name}", (DTYPES["f64"],), DTYPES["f64"], ""))
+    module = main_program("%A0: memref<f64[N]>, %C0: memref<f64[N]>", scalar_loop(f"math.{name}", (ELEMENT_DTYPES["f64"],), ELEMENT_DTYPES["f64"], ""))
     x = np.concatenate([np.linspace(-760, 760, 997), [np.inf, -np.inf, np.nan, 0.0, -0.0]])
     wanted, found = np.zeros_like(x), np.zeros_like(x)
     Interpreter(module).run(module.main, [x, wanted])

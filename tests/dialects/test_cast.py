@@ -11,7 +11,7 @@ import pytest
 from dialects.graph.cast import bitcast, cast
 from ir.diagnostics import GraphError
 from ir.dims import UNKNOWN_DIM, symbol
-from ir.types import DTYPES, DType, TensorType, bf16, boolean, f16, f32, f64, i8, i16, i32, i64, u8
+from ir.types import ELEMENT_DTYPES, DType, TensorType, bf16, boolean, f16, f32, f64, i8, i16, i32, i64, u8
 
 NAN, INF = np.nan, np.inf
 INTEGERS = [i8, i16, i32, i64, u8]
@@ -143,7 +143,7 @@ def test_two_casts_round() -> None:
     assert cast(cast(x, dtype=bf16), dtype=f32).tolist() == [65536, 1]
 
 
-@pytest.mark.parametrize("target", list(DTYPES.values()), ids=str)
+@pytest.mark.parametrize("target", list(ELEMENT_DTYPES.values()), ids=str)
 def test_shapes(target: DType) -> None:
     for shape in ((), (0, 2), (2, 3)):
         assert cast(np.ones(shape, np.float32), dtype=target).shape == shape

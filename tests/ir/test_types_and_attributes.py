@@ -17,10 +17,30 @@ from ir.attributes import Attribute, Dense, FileRef, GraphRef, attribute_key, is
 from ir.dims import UNKNOWN_DIM, Dim, floordiv, symbol
 from ir.parser import parse_module, parse_type
 from ir.printer import format_attribute, format_dense, format_float, format_name
-from ir.types import DTYPES, UNKNOWN, MemRefType, ScalarType, TensorType, Type, VectorType, boolean, f32, f64, i32, i64, merge_types, u8
+from ir.types import (
+    DTYPES,
+    ELEMENT_DTYPES,
+    UNKNOWN,
+    MemRefType,
+    ScalarType,
+    TensorType,
+    Type,
+    VectorType,
+    boolean,
+    f32,
+    f64,
+    i32,
+    i64,
+    merge_types,
+    q4_0,
+    q4_1,
+    q8_0,
+    u8,
+)
 
 DIMS = st.one_of(st.integers(0, 2**63 - 1), st.sampled_from([symbol("B"), symbol("S") + 1, floordiv(symbol("N"), 2), UNKNOWN_DIM]))
-ANY_DTYPE = st.sampled_from(list(DTYPES.values()))
+ANY_DTYPE = st.sampled_from(list(ELEMENT_DTYPES.values()))
+BLOCK_SIZES = st.one_of(st.integers(0, 2**58 - 1).map(lambda n: 32 * n), st.sampled_from([32 * symbol("B"), symbol("S") * 64 + 32, UNKNOWN_DIM]))
 
 
 def types() -> st.SearchStrategy[Type]:
@@ -29,6 +49,7 @@ def types() -> st.SearchStrategy[Type]:
     return st.one_of(
         st.just(UNKNOWN),
         st.builds(TensorType, ANY_DTYPE, shape),
+        st.builds(lambda d, s, last: TensorType(d, (*s, last)), st.sampled_from([q4_0, q4_1, q8_0]), shape, BLOCK_SIZES),
         st.builds(ScalarType, ANY_DTYPE),
         st.builds(VectorType, ANY_DTYPE, static),
         st.builds(MemRefType, ANY_DTYPE, shape, st.sampled_from(["", "shared"]), st.sampled_from([0, 64, 128])),
