@@ -56,6 +56,10 @@ class Pass:
         """Whether the pass is ``local`` with its options."""
         return self.local
 
+    def tolerance(self) -> float | None:
+        """How far ``approximate`` values may be off, as a part of the largest element of a result; None for 1e-6, which f32 can have."""
+        return None
+
     def run(self, module: Module, context: PassContext) -> bool:
         """Rewrites the module in place; returns whether anything changed."""
         raise NotImplementedError

@@ -179,6 +179,7 @@ class PassManager:
             reference,
             module,
             pass_.preserves,
+            tolerance=pass_.tolerance(),
             sources=self.sources,
             seed=self.instrumentation.seed,
             budget=self.instrumentation.verify_exec_budget or DEFAULT_BUDGET,
