@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import dialects
 from interop._llama_config import LlamaConfig, Slot, check_tensors, layer_slots, read_config
 from interop.digest import cached_sha256_of
 from interop.gguf import GgufFile
@@ -16,6 +17,8 @@ from ir.parser import parse_module
 from ir.printer import format_attribute, print_module
 from ir.types import DType, TensorType, f32
 from ir.weights import quoted
+
+assert dialects  # defines the operations
 
 FILE = "model"
 """What the file of weights is called in the text."""
