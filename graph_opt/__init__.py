@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graph_opt import llm
     from graph_opt.api import compile, load, parse, run
     from graph_opt.executable import Executable
     from ir.diagnostics import GraphError
 
 __version__ = "0.1.0"
-__all__ = ["Executable", "GraphError", "compile", "load", "parse", "run"]
+__all__ = ["Executable", "GraphError", "compile", "llm", "load", "parse", "run"]
 
 _OWN_PACKAGES = ("ir", "dialects", "passes", "codegen", "interop")
 _HOMES = {
@@ -28,7 +29,9 @@ _HOMES = {
     "run": "graph_opt.api",
     "Executable": "graph_opt.executable",
     "GraphError": "ir.diagnostics",
+    "llm": "graph_opt.llm",
 }
+_PACKAGES = {"llm"}
 
 
 def _check_packages() -> None:
@@ -53,4 +56,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'graph_opt' has no attribute '{name}'")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = importlib.import_module(_HOMES[name])
+    return home if name in _PACKAGES else getattr(home, name)

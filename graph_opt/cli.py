@@ -7,6 +7,7 @@
     graph-opt explain NAME           the reference page of an operation or a pass
     graph-opt explain-fusion FILE    what became one loop nest, and what kept the rest apart
     graph-opt import MODEL.gguf      a model's program, from its file
+    graph-opt generate MODEL.gguf    text from a language model; a chat
 
 Only argparse is imported here; the work is in :mod:`graph_opt.commands`.
 Exit status: 0 done, 1 wrong input, 2 wrong usage, 3 a fault of ours, 130 interrupted.
@@ -19,7 +20,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = ("run", "bench", "list", "explain", "explain-fusion", "import")
+_COMMANDS = ("run", "bench", "list", "explain", "explain-fusion", "import", "generate")
 
 _EPILOG = """\
 commands:
@@ -30,6 +31,7 @@ commands:
   graph-opt explain NAME           the reference page of an operation, a pass or a preset
   graph-opt explain-fusion FILE    what became one loop nest, and what kept the rest apart
   graph-opt import MODEL.gguf      a model's program, from its file
+  graph-opt generate MODEL.gguf    text from a language model; a chat
 
 examples:
   graph-opt samples/mlp.graph --pipeline O1
@@ -48,6 +50,12 @@ def _seed(text: str) -> int:
 def _threads(text: str) -> int:
     if not text.isdecimal() or int(text) > 256:
         raise argparse.ArgumentTypeError(f"expected an integer from 0 to 256, found '{text}'")
+    return int(text)
+
+
+def _capacity(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1 << 30:
+        raise argparse.ArgumentTypeError(f"expected an integer from 1 on, found '{text}'")
     return int(text)
 
 
@@ -164,6 +172,29 @@ def import_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def generate_parser() -> argparse.ArgumentParser:
+    """The flags of ``graph-opt generate MODEL``."""
+    parser = argparse.ArgumentParser(
+        prog="graph-opt generate",
+        description="Goes on from a prompt, or chats. The text goes to standard output, what it took to standard error.",
+    )
+    parser.add_argument("file", metavar="MODEL", help="a GGUF file, or a .graph program that was imported from one")
+    parser.add_argument("--prompt", metavar="TEXT", help="the text to go on from; with --chat what the user says")
+    parser.add_argument("--prompt-file", metavar="F", help="a file with that text; - reads standard input")
+    parser.add_argument("--chat", action="store_true", help="by the model's chat template; without a prompt a conversation, a line a turn")
+    parser.add_argument("--max-tokens", metavar="N", type=int, help="at most so many (default: until an end token, or the capacity)")
+    parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 (default) takes the most probable token each time")
+    parser.add_argument("--top-k", metavar="K", type=int, help="choose among the K most probable tokens")
+    parser.add_argument("--top-p", metavar="P", type=float, help="choose among the most probable tokens that make up P")
+    parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="equal seeds choose equal tokens (default 0)")
+    parser.add_argument("--threads", metavar="N", type=_threads, default=0, help="threads (default 0: one for each processor)")
+    parser.add_argument("--capacity", metavar="T", type=_capacity, help="tokens of prompt and answer together (default: 2048, or what the model has)")
+    parser.add_argument("--precision", metavar="P", default="f32", help="arithmetic of quantized products: f32 (default), int16, int8, float")
+    parser.add_argument("--file", metavar="W=PATH", dest="files", action="append", default=[], help="the file of weights @W of a .graph program")
+    parser.add_argument("--debug", action="store_true", help="show Python's traceback for a fault of graph-opt")
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status; usage errors leave through SystemExit(2) as argparse does."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -203,6 +234,11 @@ def _dispatch(args: list[str]) -> int:
             from graph_opt import commands, importing
 
             return commands.guarded(importing.import_model, imported)
+        if command == "generate":
+            wanted = generate_parser().parse_args(rest)
+            from graph_opt import commands, generate
+
+            return commands.guarded(generate.generate, wanted)
         parsers = {"run": run_parser, "bench": bench_parser, "explain-fusion": fusion_parser}
         parsed = parsers[command]().parse_args(rest)
         from graph_opt import commands

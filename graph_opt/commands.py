@@ -127,7 +127,7 @@ def optimize(args: argparse.Namespace) -> int:
             raise UsageError(f"there is no pass '{name}'; {did_you_mean(name, pass_files()) or 'graph-opt list passes shows all'}")
     _check_emit(args)
     module = _read(args)
-    sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=False)
+    sources = bind_files(module, pairs(args.files, "--file"), _folder(args), required=False)
     if args.graph is not None:
         find_graph(module, args.graph)
     entry = find_graph(module, args.graph) if args.emit in TARGETS else None
@@ -291,11 +291,11 @@ def bench_program(args: argparse.Namespace) -> int:
     module = _read(args)
     entry = find_graph(module, args.graph)
     keep_reachable(module, entry)
-    given = {n: _load_array(path, n, entry) for n, path in _pairs(args.inputs, "--input").items()}
+    given = {n: _load_array(path, n, entry) for n, path in pairs(args.inputs, "--input").items()}
     prints = [Diagnostic("a program that prints can't be measured", op.loc) for op in module.walk() if op.definition.full_name == "graph.print"]
     if prints:
         raise GraphError(prints)
-    sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=False)
+    sources = bind_files(module, pairs(args.files, "--file"), _folder(args), required=False)
     generated = [name for name in module.files if name not in sources]
     _bind_input_types(module, entry, given, args)
     sizes = _bench_sizes(entry, args)
@@ -324,7 +324,7 @@ def _bench_sizes(entry: Graph, args: argparse.Namespace) -> dict[str, int]:
     """What the named dimensions are; a time means nothing for sizes that nobody has chosen."""
     sizes: dict[str, int] = {}
     needed = list(dict.fromkeys(n for p in entry.parameters for n in type_symbols(p.type)))
-    for name, text in _pairs(",".join(args.dims).split(",") if args.dims else (), "--dims").items():
+    for name, text in pairs(",".join(args.dims).split(",") if args.dims else (), "--dims").items():
         if not text.strip().isdecimal():
             raise UsageError(f"--dims {name}={text}: expected an integer from 0 on")
         if name not in needed:
@@ -351,7 +351,7 @@ def _size_hint(parameter: Parameter, sizes: dict[str, int]) -> str:
 # -- flags ---------------------------------------------------------------------------------------------------------
 
 
-def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
+def pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
     """``name=value`` flags as a dictionary."""
     found: dict[str, str] = {}
     for text in texts:
@@ -367,7 +367,7 @@ def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
 
 def _shapes(args: argparse.Namespace) -> dict[str, TensorType]:
     shapes: dict[str, TensorType] = {}
-    for name, text in _pairs(args.shape, "--shape").items():
+    for name, text in pairs(args.shape, "--shape").items():
         source = Source("<--shape>", text)
         try:
             type_: Type = parse_type(text)
@@ -396,7 +396,7 @@ def explain_fusion(args: argparse.Namespace) -> int:
 
     passes = load_pipeline(args.pipeline if args.pipeline is not None else preset_of("linalg"))
     module = _read(args)
-    sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=False)
+    sources = bind_files(module, pairs(args.files, "--file"), _folder(args), required=False)
     if args.graph is not None:
         find_graph(module, args.graph)
     _apply_shapes(module, args)
@@ -424,12 +424,12 @@ def run_program(args: argparse.Namespace) -> int:
         raise UsageError("--threads is for --device cpu")
     passes = load_pipeline(args.pipeline) if args.pipeline is not None else None
     module = _read(args)
-    outputs = _pairs(args.outputs, "--output")
+    outputs = pairs(args.outputs, "--output")
     entry = find_graph(module, args.graph)
     keep_reachable(module, entry)
     _check_outputs(entry, outputs)
-    given = {n: _load_array(path, n, entry) for n, path in _pairs(args.inputs, "--input").items()}
-    sources = bind_files(module, _pairs(args.files, "--file"), _folder(args), required=True)
+    given = {n: _load_array(path, n, entry) for n, path in pairs(args.inputs, "--input").items()}
+    sources = bind_files(module, pairs(args.files, "--file"), _folder(args), required=True)
     _bind_input_types(module, entry, given, args)
     progress = Progress()
     if passes is None:
@@ -530,6 +530,9 @@ def _run_with_inputs(
 
 
 def _save_outputs(entry: Graph, arrays: Sequence[NDArray[Any]], results: Sequence[NDArray[Any]], outputs: dict[str, str]) -> None:
+    from ir.blocks import dequantize
+    from ir.types import f32
+
     named = dict(zip(entry.result_names, results, strict=True))
     for parameter, array in zip(entry.parameters, arrays, strict=True):
         if parameter.inout:
@@ -539,13 +542,16 @@ def _save_outputs(entry: Graph, arrays: Sequence[NDArray[Any]], results: Sequenc
             _save_array(outputs[name], array)
             print(f"{name}: {_array_text(array)} -> {outputs[name]}")
         else:
-            print(f"{name}: {_array_text(array)}\n{np.array2string(array, threshold=64, edgeitems=3, max_line_width=110)}")
+            numbers = dequantize(array, f32) if array.dtype.names is not None else array
+            print(f"{name}: {_array_text(array)}\n{np.array2string(numbers, threshold=64, edgeitems=3, max_line_width=110)}")
 
 
 def _array_text(array: NDArray[Any]) -> str:
-    from ir.types import dtype_from_numpy
+    from ir.types import dtype_from_numpy, tensor_shape
 
-    return f"{dtype_from_numpy(array.dtype)}[{', '.join(map(str, array.shape))}]"
+    dtype = dtype_from_numpy(array.dtype)
+    assert dtype is not None, array.dtype
+    return str(TensorType(dtype, tensor_shape(dtype, array.shape)))
 
 
 def _save_array(path: str, array: NDArray[Any]) -> None:

@@ -9,3 +9,7 @@ The extra packages (``pip install graph-opt[llm]``) are imported when text is tu
 """
 
 from __future__ import annotations
+
+from graph_opt.llm.model import Model, Statistics, load
+
+__all__ = ["Model", "Statistics", "load"]

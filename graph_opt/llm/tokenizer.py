@@ -157,6 +157,10 @@ class Tokenizer:
         With ``special`` names of control tokens in it stand for these, as in chat templates; without they are text like any other.  With
         ``bos`` the begin token comes first, if this tokenizer wants one.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise GraphError(Diagnostic(f"the text is not valid Unicode at letter {error.start}")) from None
         backend = self._backend
         backend.encode_special_tokens = not special
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids

@@ -1,0 +1,130 @@
+"""The compiled program of a model, and what its file says about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graph_opt.api import Device, compile, find_graph, load, parse
+from graph_opt.binding import bind_files
+from graph_opt.llm.cache import KeyValueCache
+from interop.gguf import GgufFile
+from ir.core import Graph, Module
+from ir.diagnostics import Diagnostic, GraphError, NamedLocation
+from ir.types import TensorType, type_symbols
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from graph_opt.executable import Executable
+    from interop._gguf_metadata import Metadata
+
+Files = Mapping[str, str | os.PathLike[str]]
+Progress = Callable[[str], None]
+
+DEFAULT_CAPACITY = 2048
+
+
+class Program:
+    """A graph that takes ids, a position and caches, and gives logits; what ``graph-opt import`` writes.
+
+    Raises GraphError for a graph of another form.
+    """
+
+    def __init__(self, executable: Executable, metadata: Metadata, make: Callable[[Module], Executable]) -> None:
+        self.metadata = metadata
+        self.graph = executable.graph
+        self._run = executable
+        self._make = make
+        self.vocabulary, self._dimension = _form_of(self.graph)
+
+    def checked_capacity(self, capacity: int | None) -> int:
+        """A number of tokens that the caches may hold.  Raises GraphError when the model was not made for so many."""
+        architecture = self.metadata.text("general.architecture")
+        context = self.metadata.integer(f"{architecture}.context_length", DEFAULT_CAPACITY, low=1)
+        if capacity is None:
+            return min(context, DEFAULT_CAPACITY)
+        if capacity > context:
+            raise GraphError(Diagnostic(f"capacity: {capacity} tokens, the model was made for {context}"))
+        return int(capacity)
+
+    def new_cache(self, capacity: int) -> KeyValueCache:
+        """An empty cache."""
+        return KeyValueCache(self.graph, capacity, self._dimension)
+
+    def forward(self, ids: NDArray[Any], position: int, caches: Sequence[NDArray[Any]], logits: NDArray[Any]) -> None:
+        """Adds tokens to the caches from a position on, and writes the logits behind the last."""
+        self._run(ids, np_i64(position), *caches, out=logits)
+
+    def sampler(self, text: str) -> Executable:
+        """A program that chooses a token, compiled."""
+        return self._make(parse(text, "<sampler>"))
+
+
+def np_i64(value: int) -> NDArray[Any]:
+    """A rank-0 array."""
+    import numpy as np
+
+    return np.array(value, np.int64)
+
+
+def load_program(
+    path: Path, threads: int | None, precision: str, device: Device, files: Files | None, progress: Progress | None
+) -> Program:
+    """The program of a GGUF file, or one that was imported from it."""
+    tell = progress or (lambda text: None)
+    compiled = partial(compile, device=device)
+    options: dict[str, Any] = {"threads": (0 if device == "cpu" else 1) if threads is None else threads}
+    if _is_gguf(path):
+        from interop.llama import FILE, import_llama
+
+        if files:
+            raise GraphError(Diagnostic("files are for .graph programs", NamedLocation(str(path), 1, 1)))
+        tell("reading the model")
+        gguf = GgufFile(path)
+        module, files = parse(import_llama(gguf), f"<import of {path}>"), {FILE: path}
+    else:
+        module = load(path)
+        gguf = _weights_of(module, files, path)
+    executable = compiled(module, find_graph(module, None).name, files=files, **options)
+    gguf.close()
+    return Program(executable, gguf.metadata, compiled)
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except FileNotFoundError:
+        raise GraphError(Diagnostic("there is no such file", NamedLocation(str(path), 1, 1))) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise GraphError(Diagnostic(f"can't be read: {reason}", NamedLocation(str(path), 1, 1))) from None
+
+
+def _weights_of(module: Module, files: Files | None, path: Path) -> GgufFile:
+    """The GGUF file that a program's weights are in; it has the tokenizer, too."""
+    sources = bind_files(module, files, path.parent, required=True)
+    found = [s for s in sources.values() if isinstance(s, GgufFile)]
+    if len(found) != 1:
+        message = f"expected one GGUF file that the program names, which has the tokenizer, found {len(found)}"
+        raise GraphError(Diagnostic(message, NamedLocation(str(path), 1, 1), "graph-opt import writes such programs"))
+    return found[0]
+
+
+def _form_of(graph: Graph) -> tuple[int, str]:
+    """The size of the vocabulary, and the name of the caches' capacity."""
+    parameters, results = graph.parameters, graph.results
+    types = [str(p.type) for p in parameters[:2]]
+    caches = parameters[2:]
+    capacities = {n: None for p in caches for n in type_symbols(p.type)}
+    logits = results[0].type if len(results) == 1 else None
+    right = len(types) == 2 and types[0].startswith("i64[") and types[1] == "i64[]" and not any(p.inout for p in parameters[:2])
+    right = right and all(p.inout and isinstance(p.type, TensorType) for p in caches) and len(capacities) == 1
+    if not right or not isinstance(logits, TensorType) or logits.rank != 1 or not isinstance(logits.shape[0], int) or str(logits.dtype) != "f32":
+        message = f"graph @{graph.name} is no language model: it takes ids: i64[S], position: i64[], caches: f32[..., T, ...] inout, gives f32[V]"
+        raise GraphError(Diagnostic(message, graph.loc, "graph-opt import writes such programs"))
+    return logits.shape[0], next(iter(capacities))

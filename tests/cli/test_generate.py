@@ -1,0 +1,206 @@
+"""``graph-opt generate``."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graph_opt import llm
+from graph_opt.cli import main
+from tests.gguf_files import Tiny, gguf_bytes, tiny_llama, tiny_metadata, tiny_tensors
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    path.write_bytes(tiny_llama())
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(file: Path) -> llm.Model:
+    return llm.load(file, device="reference")
+
+
+@pytest.fixture
+def run(file: Path, model: llm.Model, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command, with the small model already loaded; what it returns and prints."""
+
+    def load(path: Any, threads: Any = None, **options: Any) -> llm.Model:
+        return llm.Model(model.program, model.tokenizer, model.program.checked_capacity(options["capacity"]))
+
+    monkeypatch.setattr(llm, "load", load)
+
+    def run(*flags: str, stdin: str | None = None) -> tuple[int, str, str]:
+        if stdin is not None:
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        try:
+            status = main(["generate", str(file), *flags])
+        except SystemExit as left:
+            status = int(str(left.code))
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+def text_of(model: llm.Model, **options: Any) -> str:
+    return "".join(llm.Model(model.program, model.tokenizer, model.capacity).generate(**options))
+
+
+def test_a_prompt(run: Run, model: llm.Model) -> None:
+    status, out, err = run("--prompt", "hello world", "--max-tokens", "8")
+    assert (status, out) == (0, text_of(model, prompt="hello world", max_tokens=8) + "\n")
+    assert err.startswith("prompt: 2 tokens, ") and err.rstrip().endswith("tokens/s")
+
+
+def test_samples(run: Run, model: llm.Model) -> None:
+    flags = ("--prompt", "hello", "--max-tokens", "8", "--temperature", "1.5", "--top-k", "9", "--top-p", "0.9", "--seed", "4")
+    wanted = text_of(model, prompt="hello", max_tokens=8, temperature=1.5, top_k=9, top_p=0.9, seed=4)
+    assert run(*flags)[1] == wanted + "\n"
+
+
+def test_a_prompt_in_a_file(run: Run, model: llm.Model, tmp_path: Path) -> None:
+    wanted = text_of(model, prompt="hello\n", max_tokens=3) + "\n"
+    (tmp_path / "p.txt").write_text("hello\n")
+    assert run("--prompt-file", str(tmp_path / "p.txt"), "--max-tokens", "3")[1] == wanted
+    assert run("--prompt-file", "-", "--max-tokens", "3", stdin="hello\n")[1] == wanted
+
+
+def test_one_answer(run: Run, model: llm.Model) -> None:
+    ids = model.chat_ids([{"role": "user", "content": "hello"}])
+    assert run("--chat", "--prompt", "hello", "--max-tokens", "5")[1] == text_of(model, prompt_ids=ids, max_tokens=5) + "\n"
+
+
+def test_a_conversation(run: Run, model: llm.Model) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    first = text_of(model, prompt_ids=model.chat_ids(messages), max_tokens=3)
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "world"}]
+    second = text_of(model, prompt_ids=model.chat_ids(messages), max_tokens=3)
+    status, out, err = run("--chat", "--max-tokens", "3", stdin="hello\n\nworld\n")
+    assert (status, out) == (0, f"{first}\n{second}\n")
+    assert len(err.splitlines()) == 2 and "known)" in err.splitlines()[1]
+
+
+def test_a_conversation_that_gets_too_long(run: Run) -> None:
+    status, out, err = run("--chat", "--max-tokens", "3", "--capacity", "70", stdin=f"hello\n{'x' * 99}\n")
+    assert status == 0 and len(out.splitlines()) == 1
+    assert "the capacity is 70" in err
+
+
+def test_ctrl_c_ends_the_answer(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __init__(self) -> None:
+            self.left = 2
+
+        def __iter__(self) -> Interrupted:
+            return self
+
+        def __next__(self) -> str:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+            return "a"
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(llm.Model, "chat", lambda self, messages, **options: Interrupted())
+    status, out, _ = run("--chat", stdin="hello\nworld\n")
+    assert (status, out) == (0, "aa\naa\n")
+    assert run("--chat", "--prompt", "hello")[:2] == (130, "aa\n")
+
+
+def test_a_terminal_gets_no_control_characters(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.Model, "generate", lambda self, prompt, **options: iter(["a\x1b[2J", "\n\té"]))
+    assert run("--prompt", "x")[1] == "a\x1b[2J\n\té\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert run("--prompt", "x")[1] == "a\ufffd[2J\n\té\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "give a --prompt, a --prompt-file, or --chat"),
+        (("--prompt", "x", "--prompt-file", "y"), "not both"),
+        (("--prompt", "x", "--temperature", "-1"), "--temperature: expected 0 or a number"),
+        (("--prompt", "x", "--temperature", "nan"), "--temperature: expected"),
+        (("--prompt", "x", "--top-k", "-1"), "--top-k: expected an integer from 0 (all) on, found -1"),
+        (("--prompt", "x", "--top-p", "2"), "--top-p: expected a number above 0"),
+        (("--prompt", "x", "--max-tokens", "-1"), "--max-tokens: expected an integer from 0 on, found -1"),
+        (("--prompt", "x", "--max-tokens", "many"), "invalid int value"),
+        (("--prompt", "x", "--capacity", "0"), "expected an integer from 1 on, found '0'"),
+        (("--prompt", "x", "--seed", "x"), "expected an integer from 0 on"),
+        (("--prompt", "x", "--file", "model"), "expected NAME=VALUE"),
+        (("--prompt", "x", "--colour"), "unrecognized arguments"),
+    ],
+)
+def test_wrong_usage(run: Run, flags: tuple[str, ...], message: str) -> None:
+    status, out, err = run(*flags)
+    assert (status, out) == (2, "") and message in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--prompt", ""), None),  # begins with the begin token
+        (("--prompt", "x" * 200), "the prompt has 200 tokens, the capacity is 128"),
+        (("--prompt", "x", "--max-tokens", "1000"), "more than the capacity of 128"),
+        (("--prompt", "x", "--capacity", "1000"), "capacity: 1000 tokens, the model was made for 128"),
+        (("--prompt-file", "/nowhere/at/all"), "can't be read"),
+    ],
+)
+def test_wrong_input(run: Run, flags: tuple[str, ...], message: str | None) -> None:
+    status, _, err = run(*flags)
+    assert status == (0 if message is None else 1)
+    assert message is None or message in err
+    assert "Traceback" not in err
+
+
+def test_a_prompt_that_is_no_text(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes(b"a\xff")
+    status, _, err = run("--prompt-file", str(tmp_path / "p.txt"))
+    assert status == 1 and "p.txt:1:2" in err
+    status, _, err = run("--prompt", "\udcff")
+    assert status == 1 and "not valid Unicode" in err
+
+
+def test_a_model_without_chat_template(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = tiny_metadata(Tiny())
+    del metadata["tokenizer.chat_template"]
+    file = tmp_path / "t.gguf"
+    file.write_bytes(gguf_bytes(metadata, tiny_tensors(Tiny(), metadata["llama.vocab_size"])))
+    made = partial(llm.load, device="reference")
+    monkeypatch.setattr(llm, "load", lambda path, threads, **options: made(path))
+    assert main(["generate", str(file), "--chat", "--prompt", "x"]) == 1
+    assert "there is no chat template" in capsys.readouterr().err
+
+
+def test_missing_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(tmp_path / "none.gguf"), "--prompt", "x"]) == 1
+    assert "none.gguf:1:1: error: there is no such file" in capsys.readouterr().err
+
+
+def test_without_the_extra_packages(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizers.py").write_text("raise ImportError('not there')")
+    code = (
+        "from graph_opt import llm, cli; from graph_opt.llm.model import load\n"
+        "llm.load = lambda path, threads, **o: load(path, device='reference')\n"
+        f"raise SystemExit(cli.main(['generate', {str(file)!r}, '--prompt', 'x']))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert "needs the package tokenizers: not there" in done.stderr and "pip install graph-opt[llm]" in done.stderr
