@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ir.core import Operation
@@ -64,18 +64,24 @@ class NativeModule:
     ``function`` is the main entry; ``workspace_function``, ``shapes_function`` and ``work_function`` are the others.  ``symbols`` are the
     graph's dimension names in the order of ``dims``, ``arguments`` what each pointer of ``args`` is: parameters, results,
     stored tensors.  ``externals`` are functions of the C library that it calls.  ``parallel`` says whether some loop is
-    shared by threads.  ``timed`` are the operations whose times code with clocks adds up, in ticks of the processor's clock, in the
-    i64 numbers at ``clocks_name``; the last one is ``return``, which stands for the whole function.
+    shared by threads, ``prints`` whether a run may call back.  ``timed`` are the operations whose times code with
+    clocks adds up, in ticks of the processor's clock, in the i64 numbers at ``clocks_name``; the last one is ``return``, which stands
+    for the whole function.
     """
 
     text: str
     function: str
     symbols: list[str]
     arguments: list[Argument]
-    sites: list[Site]
+    sites: Sequence[Site]
     externals: list[str]
     parallel: bool
     timed: list[Operation] = field(default_factory=list, compare=False, repr=False)
+    prints: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.prints is None:
+            self.prints = any(s.kind == "print" for s in self.sites)
 
     @property
     def workspace_function(self) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ir.core import Graph, Operation, Parameter, Value
+from codegen.runtime.facts import Writing
+from ir.core import Graph, Parameter
 from ir.diagnostics import Diagnostic, GraphError
 from ir.interpreter import MEMORY_LIMIT
-from ir.layout import AccessArg, layout_of
 from ir.signature import check_updatable
 from ir.types import DType, MemRefType
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _SHARE_EFFORT = 10_000
 """Steps that the exact test for shared memory may take; what is not settled then counts as shared."""
-
-_READERS = ("memref.load", "vector.load", "memref.to_tensor", "memref.dim", "memref.reshape", "memref.view", "memref.prefetch")
 
 
 @dataclass(slots=True)
@@ -39,35 +37,6 @@ class Arguments:
             target[...] = copy
 
 
-def written_buffers(graph: Graph) -> dict[Parameter, Operation]:
-    """The buffers among the parameters that the graph may write, each with the first operation that does."""
-    origin: dict[Value, Parameter] = {p: p for p in graph.parameters if isinstance(p.type, MemRefType)}
-    written: dict[Parameter, Operation] = {}
-    if not origin:
-        return written
-    for op in graph.walk():
-        sources = [origin[v] for v in op.operands if v in origin]
-        if not sources:
-            continue
-        inner = [a for region in op.regions for block in region.blocks for a in block.arguments]
-        for value in (*op.results, *inner):
-            if isinstance(value.type, MemRefType):
-                origin[value] = sources[0]
-        for value in _stored_to(op):
-            if value in origin:
-                written.setdefault(origin[value], op)
-    return written
-
-
-def _stored_to(op: Operation) -> list[Value]:
-    name = op.definition.full_name
-    if name in ("memref.store", "vector.store"):
-        return [op.operands[a.position] for a in layout_of(op) if isinstance(a, AccessArg)]
-    if name == "memref.copy":
-        return [op.operands[1]]
-    return [] if name in _READERS or op.definition.dialect == "scf" else list(op.operands)
-
-
 def is_plain(array: NDArray[Any], dtype: DType) -> bool:
     """Whether native code can work on the array where it is."""
     flags = array.flags
@@ -78,7 +47,7 @@ def is_plain(array: NDArray[Any], dtype: DType) -> bool:
 
 def plain_copy(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
     """The same elements in new memory that native code can work on.  Raises MemoryError when they are too many."""
-    size = array.size * dtype.itemsize
+    size = array.size * dtype.numpy.itemsize
     if size > MEMORY_LIMIT:
         raise MemoryError(f"a copy of an argument needs {size} bytes, the limit is {MEMORY_LIMIT}")
     if dtype.kind == "bool":
@@ -86,7 +55,7 @@ def plain_copy(array: NDArray[Any], dtype: DType) -> NDArray[Any]:
     return np.array(array, dtype.numpy, order="C", copy=True)
 
 
-def prepare(graph: Graph, arrays: Sequence[NDArray[Any]], dtypes: Sequence[DType], written: dict[Parameter, Operation]) -> Arguments:
+def prepare(graph: Graph, arrays: Sequence[NDArray[Any]], dtypes: Sequence[DType], written: dict[int, Writing]) -> Arguments:
     """Arguments for a run.  Raises GraphError for arrays that overlap where one is written, and for read-only ones.
 
     The arrays fit the signature already.
@@ -96,7 +65,7 @@ def prepare(graph: Graph, arrays: Sequence[NDArray[Any]], dtypes: Sequence[DType
     ready = Arguments([])
     direct: list[NDArray[Any]] = []  # the caller's memory that the run writes
     for parameter, array, dtype in zip(graph.parameters, arrays, dtypes, strict=True):
-        updated = parameter.inout or parameter in written
+        updated = parameter.inout or parameter.index in written
         if is_plain(array, dtype) and (array.flags.writeable or not updated):
             ready.arrays.append(array)
             if updated:
@@ -108,17 +77,17 @@ def prepare(graph: Graph, arrays: Sequence[NDArray[Any]], dtypes: Sequence[DType
     if direct:
         for parameter, dtype in zip(graph.parameters, dtypes, strict=True):
             given = ready.arrays[parameter.index]
-            if not parameter.inout and parameter not in written and any(np.may_share_memory(given, d) for d in direct):
+            if not parameter.inout and parameter.index not in written and any(np.may_share_memory(given, d) for d in direct):
                 ready.arrays[parameter.index] = plain_copy(given, dtype)  # it is read as it was before the run
     return ready
 
 
-def _check_buffers(graph: Graph, arrays: Sequence[NDArray[Any]], written: dict[Parameter, Operation]) -> None:
+def _check_buffers(graph: Graph, arrays: Sequence[NDArray[Any]], written: dict[int, Writing]) -> None:
     """Buffers are the caller's memory: one that is written must be writable and apart from the others."""
-    for parameter, op in written.items():
-        array = arrays[parameter.index]
+    for position, first in written.items():
+        parameter, array = graph.parameters[position], arrays[position]
         if not array.flags.writeable:
-            raise GraphError(Diagnostic(f"{op.definition.text_name}: the buffer is read-only", op.loc))
+            raise GraphError(Diagnostic(f"{first.name}: the buffer is read-only", first.loc))
         if array.size and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
             raise GraphError(Diagnostic(f"%{parameter.name} is written, but elements of the array share memory", parameter.loc))
         for other in graph.parameters:

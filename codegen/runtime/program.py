@@ -26,19 +26,19 @@ from codegen.runtime.abi import (
     WORKSPACE,
     NativeCode,
 )
-from codegen.runtime.arguments import is_plain, plain_copy, prepare, written_buffers
+from codegen.runtime.arguments import is_plain, plain_copy, prepare
 from codegen.runtime.calls import caller
+from codegen.runtime.facts import Facts
 from codegen.runtime.frames import Frame, Frames
 from codegen.runtime.outputs import bring, check_outputs, run_into
 from codegen.runtime.pages import aligned_arrays, aligned_bytes
 from codegen.runtime.processors import available_processors
 from ir.core import Graph, Parameter, Value
 from ir.diagnostics import Diagnostic, GraphError
-from ir.dims import product
 from ir.interpreter import MEMORY_LIMIT
 from ir.opdef import REGISTRY
 from ir.signature import array_type, bind_shapes, check_count
-from ir.types import DType, MemRefType, TensorType, substitute_type
+from ir.types import DType, TensorType, array_shape, substitute_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,8 +64,9 @@ class NativeProgram:
     """Runs one graph that was compiled to machine code.
 
     ``text`` is what the emitter tells about it, ``code`` the loaded machine code, ``stored`` the tensors that come
-    behind the results among its pointers.  ``threads`` is how many threads of ``pool`` a run may use, 0 for all that there are
-    processors for; there are never more than that, and a run that is not worth it uses fewer.
+    behind the results among its pointers.  ``facts`` are those of the graph where it has only a signature.  ``threads`` is how many
+    threads of ``pool`` a run may use, 0 for all that there are processors for; there are never more than that, and a run that is not
+    worth it uses fewer.
 
     Safe to call from several threads at a time.  Results are new arrays that share memory with nothing.
     ``poison`` fills the workspace with NaN before every run, so that a read of what was never written shows.
@@ -81,6 +82,7 @@ class NativeProgram:
         threads: int = 1,
         pool: Callable[[], Pool] | None = None,
         poison: bool = False,
+        facts: Facts | None = None,
     ) -> None:
         self.text = text
         self.code = code
@@ -97,14 +99,14 @@ class NativeProgram:
         self._work = WORK(self.work_address)
         self._pool = pool
         self.result_types = [_result_type(v, t) for v, t in zip(graph.results, graph.result_types, strict=True)]
-        self._written = written_buffers(graph)
+        self.facts = Facts.of(graph) if facts is None else facts
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._frames = Frames(len(graph.parameters) + len(self.result_types) + len(self.stored))
-        self._calls_back = any(s.kind == "print" for s in text.sites)
+        self._calls_back = bool(text.prints)
 
     def updates(self, parameter: Parameter) -> bool:
         """Whether a run may write into the array that the caller gives for a parameter."""
-        return parameter.inout or parameter in self._written
+        return parameter.inout or parameter.index in self.facts.written
 
     @property
     def calls_back(self) -> bool:
@@ -144,7 +146,7 @@ class NativeProgram:
             self._plans[key] = plan
         if out is not None:
             check_outputs(self.graph, out, plan.results, list(arrays))
-        ready = prepare(self.graph, arrays, plan.dtypes, self._written)
+        ready = prepare(self.graph, arrays, plan.dtypes, self.facts.written)
         if out is not None:
             results = run_into(out, ready.arrays)
         else:
@@ -212,7 +214,7 @@ class NativeProgram:
         check_count(graph, len(arrays))
         types = [array_type(a, p) for a, p in zip(arrays, graph.parameters, strict=True)]
         bindings = bind_shapes(graph, types)
-        check_sizes(graph, bindings)
+        self.facts.check_sizes(bindings)
         results = []
         for value, type_ in zip(graph.results, self.result_types, strict=True):
             concrete = substitute_type(type_, bindings)
@@ -222,7 +224,7 @@ class NativeProgram:
             shape = tuple(int(d) for d in concrete.shape)  # type: ignore[arg-type]
             if any(d < 0 for d in shape):
                 raise GraphError(Diagnostic(f"%{value.name}: a dimension of {concrete} is negative", value.location))
-            results.append((shape, type_.dtype.numpy))
+            results.append((array_shape(TensorType(type_.dtype, shape)), type_.dtype.numpy))
         dims = np.array([bindings.get(s, 0) for s in self.text.symbols] or [0], np.int64)
         address = int(dims.ctypes.data)
         size = int(self._workspace(address))
@@ -235,26 +237,6 @@ class NativeProgram:
 def threads_for(work: float, threads: int) -> int:
     """How many of ``threads`` threads are worth it for so many simple operations."""
     return 1 if work < LEAST_WORK else int(min(float(threads), work / WORK_PER_THREAD))
-
-
-def check_sizes(graph: Graph, bindings: dict[str, int]) -> None:
-    """Raises GraphError for a tensor or a buffer that needs more than MEMORY_LIMIT bytes, or has a negative dimension."""
-    for op in graph.block:
-        for result in op.results:
-            if isinstance(result.type, TensorType):
-                _check_bytes(result, bindings, f"%{result.name}: {result.type}")
-        if op.definition.full_name == "memref.alloc":
-            _check_bytes(op.results[0], bindings, f"memref.alloc: %{op.results[0].name}")
-            type_ = substitute_type(op.results[0].type, bindings)
-            if isinstance(type_, MemRefType) and any(isinstance(d, int) and d < 0 for d in type_.shape):
-                raise GraphError(Diagnostic(f"memref.alloc: a dimension of {type_} is negative", op.loc))
-
-
-def _check_bytes(value: Value, bindings: dict[str, int], what: str) -> None:
-    type_ = substitute_type(value.type, bindings)
-    size = product(type_.shape) * type_.dtype.itemsize if isinstance(type_, (TensorType, MemRefType)) else 0
-    if isinstance(size, int) and size > MEMORY_LIMIT:
-        raise GraphError(Diagnostic(f"{what} needs {size} bytes, the limit is {MEMORY_LIMIT}", value.location))
 
 
 def _result_type(value: Value, declared: Any) -> TensorType:
@@ -283,8 +265,8 @@ def _print(site: Site, data: int | None, names: dict[str, int]) -> None:
     assert site.type is not None
     type_ = substitute_type(site.type, names)
     assert isinstance(type_, TensorType)
-    shape = tuple(int(d) for d in type_.shape)  # type: ignore[arg-type]
-    size = math.prod(shape) * type_.dtype.itemsize
+    shape = array_shape(type_)
+    size = math.prod(shape) * type_.dtype.numpy.itemsize
     memory = ctypes.string_at(data, size) if size and data else b""
     array = np.frombuffer(memory, type_.dtype.numpy).reshape(shape)
     REGISTRY["graph.print"].evaluate([array], ["x"], {"label": site.label}, (), [type_.dtype])
