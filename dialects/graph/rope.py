@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dialects.graph._shapes import require_rank
-from ir.dims import Dim, UnknownDim, compatible, mod
+from ir.dims import Dim, UnknownDim, compatible, exact_div, mod
 from ir.opdef import ExecutionError, Float, Integer, Tensor, TypeProblem, op
 from ir.types import TensorType
 
@@ -45,12 +45,24 @@ def _check_positions(x: TensorType, positions: TensorType) -> None:
         raise problem
 
 
-def _rope_type(x: TensorType, positions: TensorType, *, base: float, interleaved: bool, rotary_dim: int | None) -> TensorType:
+def _check_factors(x: TensorType, factors: TensorType, rotary_dim: int | None) -> None:
+    pairs = exact_div(x.shape[-1] if rotary_dim is None else rotary_dim, 2)
+    if not factors.dtype.is_float:
+        raise TypeProblem(f"expected a tensor of floats, found {factors}", operand="factors")
+    if factors.rank != 1 or (pairs is not None and not compatible(factors.shape[0], pairs)):
+        raise TypeProblem(f"expected a factor for each pair, of shape [{'?' if pairs is None else pairs}], found {factors}", operand="factors")
+
+
+def _rope_type(
+    x: TensorType, positions: TensorType, *, factors: TensorType | None, base: float, interleaved: bool, rotary_dim: int | None
+) -> TensorType:
     require_rank(x, "x", at_least=2)
     if not math.isfinite(base) or base <= 0:
         raise TypeProblem(f"base={base} is not a finite number > 0", attribute="base")
     _check_rotary_dim(x.shape[-1], rotary_dim)
     _check_positions(x, positions)
+    if factors is not None:
+        _check_factors(x, factors, rotary_dim)
     return x
 
 
@@ -62,7 +74,9 @@ def aligned_positions_shape(x_rank: int, shape: tuple[Any, ...]) -> tuple[Any, .
 
 
 @op(infer=_rope_type, composite=True)
-def rope(x: Float, positions: Integer, *, base: float = 10000.0, interleaved: bool = False, rotary_dim: int | None = None) -> Tensor:
+def rope(
+    x: Float, positions: Integer, *, factors: Tensor | None = None, base: float = 10000.0, interleaved: bool = False, rotary_dim: int | None = None
+) -> Tensor:
     """Rotary position embedding: rotates pairs of elements by angles that grow with the position.
 
     Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.  ``x`` is ``[..., S, D]``,
@@ -78,6 +92,9 @@ def rope(x: Float, positions: Integer, *, base: float = 10000.0, interleaved: bo
     files), ``(2 i, 2 i + 1)`` with ``interleaved`` (the original paper, Llama in GGUF files).  ``rotary_dim`` is D
     when left out; a smaller even number rotates the elements in front and passes the others on unchanged.  D (or
     ``rotary_dim``) must be even.
+
+    ``factors``, floats ``[rotary_dim / 2]``, divide the angles of the pairs (Llama 3.1 turns slow pairs even slower, to reach
+    farther; a factor for all pairs interpolates positions).  A factor of 0 gives NaN.
 
     The angle is computed in f64 for every element type, so that position 1000000 is as good as position 1.  The
     rotation is computed wide (f16 and bf16 in f32 at least) and rounded once.  NaN and infinities spoil only their
@@ -96,13 +113,26 @@ def rope(x: Float, positions: Integer, *, base: float = 10000.0, interleaved: bo
           %y = rope(%x, %positions, base=500000.0, interleaved=true, rotary_dim=4)
           return %y
         }
+
+    Example, the slow pairs slower::
+
+        graph @example(%x: f32[H, S, 8], %positions: i64[S], %factors: f32[4]) -> f32[H, S, 8] {
+          %y = rope(%x, %positions, factors=%factors)
+          return %y
+        }
     """
     width = rotary_dim if rotary_dim is not None else x.shape[-1]
     if width % 2 or width > x.shape[-1]:  # only for dimensions that inference did not know
         raise ExecutionError(f"can't rotate {width} of {x.shape[-1]} elements in pairs")
     rotated, rest = x[..., :width], x[..., width:]
     aligned = positions.reshape(aligned_positions_shape(x.ndim, positions.shape))
-    angle = aligned[..., None].astype(np.float64) * inverse_frequencies(width, base)
+    frequencies = inverse_frequencies(width, base)
+    if factors is not None:
+        if len(factors) != len(frequencies):
+            raise ExecutionError(f"{len(factors)} factors for {len(frequencies)} pairs")
+        with np.errstate(divide="ignore"):
+            frequencies = frequencies / factors.astype(np.float64)
+    angle = aligned[..., None].astype(np.float64) * frequencies
     cos, sin = np.cos(angle), np.sin(angle)
     if interleaved:
         a, b = rotated[..., 0::2], rotated[..., 1::2]

@@ -279,13 +279,13 @@ def _frequencies(x: Value, width: Dim, base: float) -> Value:
     return pow_(_number(base, f64), exponent)  # type: ignore[no-any-return]
 
 
-def _angles(x: Value, positions: Value, width: Dim, base: float) -> Value:
+def _angles(x: Value, positions: Value, frequencies: Value) -> Value:
     """In f64, to be broadcast against the pairs of ``x``."""
     rank = _type(x).rank
     axes = (rank - 1,) if _type(positions).rank == 2 and rank > 2 else (1,)
     if _type(positions).rank == 2:
         axes = (*range(1, rank - 2), *axes)
-    return mul(unsqueeze(_as(positions, f64), axes=axes), _frequencies(x, width, base))  # type: ignore[no-any-return]
+    return mul(unsqueeze(_as(positions, f64), axes=axes), frequencies)  # type: ignore[no-any-return]
 
 
 def _part(x: Value, start: Dim, end: Dim) -> Value:
@@ -301,7 +301,8 @@ def _rope(op: Operation) -> Sequence[Value]:
     half = exact_div(width, 2)
     assert half is not None
     interleaved = bool(op.attribute("interleaved"))
-    angle = _angles(x, positions, width, _float(op, "base"))
+    frequencies, factors = _frequencies(x, width, _float(op, "base")), op.operand("factors")
+    angle = _angles(x, positions, frequencies if factors is None else div(frequencies, _as(factors, f64)))
     wide = _wide(x if width == size else _part(x, 0, width))
     if interleaved:  # the two of a pair get an axis of their own
         angle = unsqueeze(angle, axes=(-1,))

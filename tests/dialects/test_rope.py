@@ -56,6 +56,25 @@ def test_positions_of_a_batch():
     assert np.array_equal(rope(x[:, 0], positions), result[:, 0])
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_factors_divide_angles(interleaved):
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((3, 5, 8)).astype(np.float32)
+    positions = np.int64([0, 1, 7, 4096, 100000])
+    factors = np.float32([1, 2, 8, 0.5])
+    result = rope(x, positions, factors=factors, interleaved=interleaved)
+    for h, s in np.ndindex(3, 5):
+        want = list(x[h, s])
+        for i, (p, q) in enumerate(pairs_of(8, interleaved)):
+            t = positions[s] * 10000.0 ** (-i / 4) / factors[i]
+            a, b = float(x[h, s, p]), float(x[h, s, q])
+            want[p], want[q] = a * math.cos(t) - b * math.sin(t), a * math.sin(t) + b * math.cos(t)
+        assert np.allclose(result[h, s], want, rtol=1e-7, atol=1e-7)
+    assert np.array_equal(rope(x, positions, factors=np.ones(4, np.float32)), rope(x, positions))
+    assert np.array_equal(rope(x, positions, factors=np.full(4, 4, np.float32))[:, 3], rope(x, positions // 4)[:, 3])
+    assert np.flatnonzero(np.isnan(rope(x, positions, factors=np.float32([1, 0, 1, 1]))[0, 1])).tolist() == [1, 5]
+
+
 def test_position_zero_changes_nothing():
     x = np.float32([[1, -0.0, 3, 4]])
     result = rope(x, np.int64([0]))
@@ -113,6 +132,16 @@ def test_types():
 def test_errors(x, positions, attributes, message):
     with pytest.raises(TypeProblem, match=message):
         infer(x, positions, **attributes)
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [(f32, (3,)), (f32, (8,)), (f32, (1, 4)), (f32, ()), (i32, (4,))])
+def test_wrong_factors(dtype, shape):
+    factors = TensorType(dtype, shape)
+    types = [TensorType(f32, (S, 8)), TensorType(i64, (S,))]
+    with pytest.raises(TypeProblem, match=r"a factor for each pair|a tensor of floats"):
+        rope.infer([*types, factors], ["x", "positions", "factors"], {})
+    rope.infer([*types, TensorType(f16, (4,))], ["x", "positions", "factors"], {})
+    rope.infer([*types, TensorType(f32, (2,))], ["x", "positions", "factors"], {"rotary_dim": 4})
 
 
 def test_element_types():

@@ -212,6 +212,9 @@ def test_rope(interleaved, rotary, x, positions):
     where = [sizes.get(t) or int(t) for t in positions.split(", ")]
     arrays = [rng.standard_normal(shape).astype(np.float32), rng.integers(0, 1_000_000, where)]
     check(text, arrays)
+    pairs = 2 if rotary else shape[-1] // 2
+    divided = text.replace(") -> ", f", %f: f32[{'D' if 'D' in x else pairs}]) -> ").replace("%p, inter", "%p, factors=%f, inter")
+    check(divided, [*arrays, rng.random(pairs).astype(np.float32) + 0.5])
 
 
 QKV = "%q: f32[B, 4, S, 8], %k: f32[B, 2, T, 8], %v: f32[B, 2, T, 6]"
