@@ -95,7 +95,7 @@ class Space:
 
     def describe(self, value: Value, poly: Poly) -> None:
         """Says that a value is a polynomial; forgotten when it is so large that computing it may wrap around."""
-        if self.magnitude(poly) <= SMALL:
+        if self.is_exact(poly):
             self.values[value] = poly
 
     def counter(self, value: Value, start: Poly, stop: Poly, step: Poly) -> None:
@@ -203,12 +203,17 @@ class Space:
         return self._function_atom(kind, args, meaning)
 
     def _function_atom(self, kind: str, args: tuple[Poly, ...], meaning: Poly | None) -> Poly:
-        atom = self._atom(max(map(self.magnitude, args)) if all(map(self.is_exact, args)) else 1 << 63)
+        atom = self._atom(self._size_of_function(kind, args) if all(map(self.is_exact, args)) else 1 << 63)
         atom.function = (kind, args)
         if meaning is not None:
             atom.means(meaning)
             atom.nonnegative = self.prove(meaning)
         return {(atom.number,): 1}
+
+    def _size_of_function(self, kind: str, args: Sequence[Poly]) -> int:
+        """A bound of the absolute value of a function."""
+        sizes = [self.magnitude(a) for a in args]
+        return min(sizes) if kind == "min" and all(map(self.prove, args)) else max(sizes)
 
     def _extremum(self, kind: str, args: tuple[Poly, ...]) -> Poly:
         kept: list[Poly] = []
@@ -222,7 +227,7 @@ class Space:
             return kept[0]
         key = ("proof", kind, *(frozenset(a.items()) for a in kept))
         if key not in self._functions:
-            atom = self._atom(max(map(self.magnitude, kept)))
+            atom = self._atom(self._size_of_function(kind, kept))
             atom.cases = tuple(kept)
             atom.picks = kind
             for arg in kept:
@@ -279,7 +284,12 @@ class Space:
         """Whether code computes the polynomial without wrapping around."""
         if self.magnitude(poly) <= SMALL:
             return True
-        return len(poly) == 1 and all(c == 1 and len(m) == 1 and self.atoms[m[0]].value is not None for m, c in poly.items())
+        return len(poly) == 1 and all(c == 1 and len(m) == 1 and self._is_one_number(self.atoms[m[0]]) for m, c in poly.items())
+
+    @staticmethod
+    def _is_one_number(atom: Atom) -> bool:
+        """Whether an atom is a value, or the smallest or largest of some: that can't wrap around, however large they are."""
+        return atom.value is not None or (atom.described and atom.function is not None and atom.function[0] in ("min", "max"))
 
     def expand(self, poly: Poly) -> Poly:
         """The polynomial with every atom replaced by its meaning."""

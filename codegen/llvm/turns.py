@@ -10,9 +10,12 @@ import struct
 from collections.abc import Callable, Iterable
 
 from codegen.llvm.writer import Unit, Writer
-from ir.core import Graph, Operation
+from dialects.affine import expressions_of
+from ir.attributes import Dense
+from ir.core import Graph, Operation, Value
 from ir.dims import Dim, DimExpr, DimFunction, ceildiv, symbols_of
 from ir.layout import RangeArg, layout_of
+from ir.types import MemRefType, ScalarType, index
 
 SHARED_WORK = 4096
 """Simple operations from which on a loop is shared when the threads are at work anyway: less costs more to hand out than it saves."""
@@ -118,10 +121,69 @@ def total_work(w: Writer, graph: Graph) -> str:
         if not isinstance(work, int | DimExpr):
             return _INFINITE
         rest = _sum(w, [estimate(w, work), _double(-SHARING_COST)])
-        some = w.pure(0, f"fcmp ogt double {rest}, 0.0")
+        some = _all(w, [w.pure(0, f"fcmp ogt double {rest}, 0.0"), *_conditions_around(w, op)])
         gain = w.pure(0, f"select i1 {some}, double {rest}, double 0.0")
         total = _sum(w, [total, _product(w, [gain, *(estimate(w, r) for r in _rounds_around(op))])])
     return total
+
+
+def _conditions_around(w: Writer, op: Operation) -> Iterable[str]:
+    """What must hold for the choices around an operation to lead to it, as far as that only depends on named dimensions."""
+    inner, around = op, _around(op)
+    while around is not None:
+        if around.definition.full_name == "scf.if":
+            condition = _condition(w, around.operand_uses[0].value)
+            if condition is not None:
+                yield condition if inner.block is around.regions[0].block else w.pure(0, f"xor i1 {condition}, true")
+        inner, around = around, _around(around)
+
+
+def _condition(w: Writer, value: Value) -> str | None:
+    """An i1 for a comparison of named dimensions, or for several joined by ``andi``; None for others."""
+    op = value.defining_op
+    name = op.definition.full_name if op is not None else ""
+    if op is None or name not in _CONDITIONS:
+        return None
+    if name == "arith.andi":
+        parts = [_condition(w, u.value) for u in op.operand_uses]
+        return None if None in parts else _all(w, [p for p in parts if p is not None])
+    sizes = [_size(u.value) for u in op.operand_uses]
+    if None in sizes:
+        return None
+    left, right = (estimate(w, s) for s in sizes if s is not None)
+    return w.pure(0, f"fcmp o{op.attributes['predicate']} double {left}, {right}")
+
+
+_CONDITIONS = ("arith.andi", "arith.cmpi")
+_SUMS: dict[str, Callable[[Dim, Dim], Dim]] = {"arith.addi": lambda a, b: a + b, "arith.subi": lambda a, b: a - b, "arith.muli": lambda a, b: a * b}
+
+
+def _size(value: Value) -> Dim | None:
+    """An index value as an expression of named dimensions; None when it is none."""
+    op = value.defining_op
+    if op is None or value.type != ScalarType(index):
+        return None
+    name = op.definition.full_name
+    if name == "arith.constant":
+        given = op.attributes["value"]
+        return int(given.array) if isinstance(given, Dense) else given if isinstance(given, int) else None
+    if name == "memref.dim":
+        type_, axis = op.operand_uses[0].value.type, op.attribute("axis")
+        return type_.shape[axis] if isinstance(type_, MemRefType) and isinstance(axis, int) else None
+    if name == "affine.apply":
+        (found,) = expressions_of(op)
+        return None if any(n.startswith("%") for n in symbols_of(found)) else found
+    if name in _SUMS:
+        left, right = (_size(u.value) for u in op.operand_uses)
+        return None if left is None or right is None else _SUMS[name](left, right)
+    return None
+
+
+def _all(w: Writer, conditions: list[str]) -> str:
+    found = conditions[0]
+    for condition in conditions[1:]:
+        found = w.pure(0, f"and i1 {found}, {condition}")
+    return found
 
 
 def _rounds_around(op: Operation) -> Iterable[Dim]:

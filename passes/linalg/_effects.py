@@ -8,10 +8,11 @@ from dialects.arith.comparison import cmpi
 from dialects.arith.integers import addi, subi
 from dialects.graph._shapes import normalize_axis
 from ir.core import Graph, Parameter, Value
-from ir.dims import Dim
+from ir.dims import Dim, DimExpr
 from ir.types import index, is_known
 from passes.linalg._bodies import Described, buffer_type, check, load, size, to_index
 from passes.linalg._nests import OFFSET, Access, Lowering, number, tensor_type
+from passes.loops._blocks import index_value
 
 
 def asserted(low: Lowering) -> list[Value]:
@@ -81,7 +82,9 @@ def cache_updated(low: Lowering) -> list[Value]:
 def _check_update(buffer: Value, new: Value, axis: int, start: Value) -> None:
     """What ``cache_update`` demands of its sizes and of the position."""
     capacity, count = (buffer_type(b).shape[axis] for b in (buffer, new))
-    entries, zero = size(new, axis), number(0, index)
+    # of a named dimension no buffer need be asked: where ``new`` is moved from is all that reads it, its own nest can go
+    entries = index_value("apply", count, name=f"{new.name}.entries") if isinstance(count, DimExpr) else size(new, axis)
+    zero = number(0, index)
     room = subi(size(buffer, axis), entries)
     if not isinstance(capacity, int) or not isinstance(count, int):
         described = Described()

@@ -6,7 +6,8 @@ the sum o of exp(score - m) times the values; two blocks with m, l, o become one
     m' = max(m1, m2)    l' = exp(m1 - m') * l1 + exp(m2 - m') * l2    o' likewise
 
 from the first key on.  Neither the blocks nor the order in which anything is added depend on how queries are tiled, on threads, or on
-whether blocks are joined as they come (:class:`Prefill`) or computed apart (:class:`Decode`), so the bits don't either.  In a block, a
+whether blocks are joined as they come (:class:`Prefill`) or computed apart (:class:`passes.loops._few_queries.Decode`), so the bits
+don't either.  In a block, a
 score is one chain of multiply-adds, l is 16 lanes of ascending keys that are added by halves, and o is one chain.
 """
 
@@ -28,7 +29,6 @@ from passes.linalg._views import View
 from passes.loops._blocks import (
     alloc,
     buffer_type,
-    choose,
     column,
     filled,
     index_of,
@@ -71,6 +71,11 @@ class Problem:
     causal: bool
     mask: Value | None
     length: Value | None
+
+    @property
+    def has_one_length(self) -> bool:
+        """Whether all of the batch sees equally many keys."""
+        return self.length is None or buffer_type(self.length).shape == (1,)
 
     @property
     def batch(self) -> Dim:
@@ -117,11 +122,22 @@ class Sight:
         return (self.keys,) if self.shift is None else (query + self.shift, self.keys)
 
 
+def sight_of(problem: Problem, batch: Dim) -> Sight:
+    """How far the queries of a batch see."""
+    p = problem
+    if p.length is None:
+        return Sight(p.keys, p.keys - p.queries + 1 if p.causal else None)
+    given = index_of(p.length, 0 if p.has_one_length else batch)
+    length = least("length", most("least.length", given, 0), p.keys + p.queries)
+    return Sight(least("seen", length, p.keys), length - p.queries + 1 if p.causal else None)
+
+
 @dataclass
 class Nests:
     """What both forms are made of.  ``rows`` queries are worked on at a time, ``columns`` keys or values at a time."""
 
     problem: Problem
+    common: Sight | None  # how far the queries of all batches see, where that is the same
     rows: int
     columns: int
     offsets: Sequence[int]  # of the queries of a block of rows, from the first one on
@@ -136,8 +152,12 @@ class Nests:
         self.lanes: Value = step(result_type=VectorType(i32, (LANES,)), name="lanes")
         self.spread: Value | None = column(self.offsets) if self.problem.causal and any(self.offsets) else None
 
+    def alloc(self) -> None:
+        """Makes the memory that loops hand to each other; it is the graph's own."""
+        raise NotImplementedError
+
     def build(self) -> None:
-        """Builds everything."""
+        """Builds the loops."""
         raise NotImplementedError
 
     # -- memory of a block of rows ---------------------------------------------------------------------------------
@@ -161,13 +181,11 @@ class Nests:
 
     def sight(self, batch: Dim) -> Sight:
         """How far the queries of a batch see."""
-        p = self.problem
-        if p.length is None:
-            return Sight(p.keys, p.keys - p.queries + 1 if p.causal else None)
-        (size,) = buffer_type(p.length).shape
-        given = index_of(p.length, 0 if size == 1 else batch)
-        length = most("length", least("most.length", given, p.keys + p.queries), 0)
-        return Sight(least("seen", length, p.keys), length - p.queries + 1 if p.causal else None)
+        return self.common if self.common is not None else sight_of(self.problem, batch)
+
+    def seen(self) -> Dim:
+        """Keys behind which nobody sees any, whatever the batch."""
+        return self.problem.keys if self.common is None else self.common.keys
 
     # -- scores ----------------------------------------------------------------------------------------------------
 
@@ -322,8 +340,11 @@ class Nests:
 
     # -- keys by columns -------------------------------------------------------------------------------------------
 
-    def turn(self, batch: Dim, head: Dim, first: Dim, target: Value, places: Sequence[Dim], columns: int) -> None:
-        """A panel: ``columns`` keys from ``first`` on, a row for each of their numbers."""
+    def turn(self, batch: Dim, head: Dim, first: Dim, count: Dim, target: Value, places: Sequence[Dim]) -> None:
+        """A panel: a row of ``columns`` for each number of the keys from ``first`` on; zeros behind the ``count`` keys that there are.
+
+        ``count`` is a multiple of ``LANES``, except where it ends with the last key.
+        """
         k, width = self.problem.k, self.problem.width
 
         def square(j: Dim, d: Dim, size: int) -> None:
@@ -337,40 +358,42 @@ class Nests:
             if width > whole:
                 square(j, whole, width - whole)
 
-        loop("j", 0, columns, LANES, keys)
+        full = LANES * floordiv(count, LANES)
+        loop("j", 0, full, LANES, keys)
+        if full == self.columns:
+            return
+        nothing = filled(self.zero, LANES)
+        loop("j", full, self.columns, LANES, lambda j: loop("d", 0, width, 1, lambda d: store(nothing, target, *places, d, (j, LANES))))
+        if isinstance(self.problem.keys, int) and self.problem.keys % LANES == 0:
+            return
 
-    def turn_rest(self, batch: Dim, head: Dim, first: Dim, target: Value, places: Sequence[Dim], columns: int) -> None:
-        """A panel that keys end in: number by number, zeros behind them."""
-        k, width, end = self.problem.k, self.problem.width, self.problem.keys
-
-        def one(j: Dim) -> None:
+        def number_by_number(j: Dim) -> None:
             def turned(d: Dim) -> None:
-                store(load(k.buffer, *k.at(batch, head, first + j, d), name="key"), target, *places, d, j)
+                store(load(k.buffer, *k.at(batch, head, first + full + j, d), name="key"), target, *places, d, full + j)
 
             loop("d", 0, width, 1, turned)
 
-        def none(j: Dim) -> None:
-            loop("d", 0, width, 1, lambda d: store(self.zero, target, *places, d, j))
-
-        loop("j", 0, end - first, 1, one)
-        loop("j", end - first, columns, 1, none)
+        loop("j", 0, mod(count, LANES), 1, number_by_number)
 
 
 class Prefill(Nests):
     """Tiles of queries, each of which goes through the blocks of keys that it sees."""
 
-    def __init__(self, problem: Problem, rows: int, columns: int, queries: int) -> None:
+    def __init__(self, problem: Problem, common: Sight | None, rows: int, columns: int, queries: int) -> None:
         size = problem.queries
         rows = min(rows, size) if isinstance(size, int) else rows
-        super().__init__(problem, rows, columns, range(rows))
+        super().__init__(problem, common, rows, columns, range(rows))
         tiles = max(1, min(queries, MOST // (problem.width + problem.value_width)) // rows)
         self.tile = rows * (min(tiles, -(-size // rows)) if isinstance(size, int) else tiles)
 
-    def build(self) -> None:
-        """Builds everything."""
+    def alloc(self) -> None:
         p = self.problem
         self.panels = alloc("keys.panels", f32, p.batch, p.key_heads, ceildiv(p.keys, self.columns), p.width, self.columns)
-        self._turn_keys()
+
+    def build(self) -> None:
+        p = self.problem
+        panels = ceildiv(self.seen(), self.columns)
+        parallel([("b", 0, p.batch), ("h", 0, p.key_heads), ("c", 0, panels)], self._panel, tag="keys")
         tiles = ceildiv(p.queries, self.tile)
         if p.causal and tiles != 1:  # a short tile together with a long one, so that all rounds are about as much work
             parallel([("b", 0, p.batch), ("h", 0, p.heads), ("t", 0, ceildiv(tiles, 2))], lambda b, h, t: self._two(b, h, t, tiles), tag="query")
@@ -379,23 +402,16 @@ class Prefill(Nests):
 
     def _two(self, b: Dim, h: Dim, t: Dim, tiles: Dim) -> None:
         """The t-th tile from the front and from the back."""
-        distance = most("distance", tiles - 1 - 2 * t, 1)
-        loop("t", t, tiles - t, distance, lambda t: self._tile(b, h, t))
 
-    def _turn_keys(self) -> None:
-        p, whole, panels = self.problem, floordiv(self.problem.keys, self.columns), ceildiv(self.problem.keys, self.columns)
-        if whole != 0:
-            parallel(
-                [("b", 0, p.batch), ("h", 0, p.key_heads), ("c", 0, whole)],
-                lambda b, h, c: self.turn(b, h, self.columns * c, self.panels, (b, h, c), self.columns),
-                tag="keys",
-            )
-        if whole != panels:
-            parallel(
-                [("b", 0, p.batch), ("h", 0, p.key_heads), ("c", whole, panels)],
-                lambda b, h, c: self.turn_rest(b, h, self.columns * c, self.panels, (b, h, c), self.columns),
-                tag="keys",
-            )
+        def one(side: Dim) -> None:
+            self._tile(b, h, least("tile", most("tile.from", t + side * (tiles - 1 - 2 * t), 0), tiles - 1))
+
+        loop("side", 0, least("sides", tiles - 2 * t, 2), 1, one)
+
+    def _panel(self, b: Dim, h: Dim, c: Dim) -> None:
+        first = self.columns * c
+        whole = isinstance(self.problem.keys, int) and self.problem.keys % self.columns == 0
+        self.turn(b, h, first, self.columns if whole else least("some", self.problem.keys - first, self.columns), self.panels, (b, h, c))
 
     def _tile(self, b: Dim, h: Dim, t: Dim) -> None:
         p = self.problem
@@ -427,7 +443,7 @@ class Prefill(Nests):
         begin: Dim = 0
         if sight.shift is not None:
             begin = self.rows * most("begin", floordiv(block - sight.shift + 1 - first, self.rows), 0)
-        loop("row", begin, stop - first, self.rows, lambda row: self._rows(b, h, first, row, block, sight))
+        loop("row", begin, least("rows", stop - first, self.tile), self.rows, lambda row: self._rows(b, h, first, row, block, sight))
 
     def _rows(self, b: Dim, h: Dim, first: Dim, row: Dim, block: Dim, sight: Sight) -> None:
         p, query = self.problem, first + row
@@ -459,95 +475,3 @@ class Prefill(Nests):
         self.exponentials(count)
         self.join_sums(self.most_so_far, self.sums_so_far, row, *self._of_block())
         self.weighted(b, key_head, block, count, self.columns, lambda o, c, n: self.join_values(self.values, row, o, c, n))
-
-
-def _padded(size: int) -> int:
-    """Numbers in whole lines of memory, which no two threads write; what a block has is a multiple of ``KEYS`` bytes then."""
-    return -(-size // 32) * 32
-
-
-class Decode(Nests):
-    """Few queries: all that share a key head at once, every block of keys by itself, and then what joins the blocks."""
-
-    def __init__(self, problem: Problem, rows: int, columns: int) -> None:
-        steps = problem.queries
-        assert isinstance(steps, int)
-        count = problem.group * steps
-        area = rows * columns
-        while 2 * columns <= KEYS and 4 * count * columns <= area:  # fewer rows, wider blocks: as many sums at a time
-            columns *= 2
-        super().__init__(problem, count, columns, [n % steps for n in range(count)])
-        self.steps = steps
-
-    def build(self) -> None:
-        """Builds everything."""
-        p, blocks = self.problem, ceildiv(self.problem.keys, KEYS)
-        places = p.batch, p.key_heads, blocks
-        self.all_most, self.all_sums = (alloc(name, f32, *places, _padded(self.rows)) for name in ("all.most", "all.sums"))
-        self.all_values = alloc("all.values", f32, *places, self.rows, _padded(p.value_width))
-        parallel([("b", 0, p.batch), ("h", 0, p.key_heads), ("n", 0, blocks)], self._block, tag="keys.block")
-        parallel([("b", 0, p.batch), ("h", 0, p.key_heads)], self._join, tag="query")
-
-    def _block(self, b: Dim, h: Dim, n: Dim) -> None:
-        p, block = self.problem, KEYS * n
-        sight = self.sight(b)
-        self.alloc_scores()
-        q, panel = alloc("q.tile", f32, self.rows, p.width), alloc("keys.panel", f32, p.width, self.columns)
-        if p.q.is_plain:
-            rows = reshaped(p.q.buffer, p.batch, p.key_heads, self.rows, p.width)
-            store(mulf(load(rows, b, h, (0, self.rows), (0, p.width), name="q"), self.scale), q, (0, self.rows), (0, p.width))
-        else:
-
-            def scaled(r: Dim) -> None:
-                found = load(p.q.buffer, *p.q.at(b, *self._place(h, r), (0, p.width)), name="q")
-                store(mulf(found, self.scale), q, r, (0, p.width))
-
-            loop("row", 0, self.rows, 1, scaled)
-        count = most("count", least("at.most", *(e - block for e in sight.end(self.steps - 1)), KEYS), 0)
-
-        def prepare(at: Dim) -> None:
-            first = block + at
-            if isinstance(p.keys, int) and p.keys % self.columns == 0:
-                self.turn(b, h, first, panel, (), self.columns)
-                return
-            left = index_value("apply", p.keys - first, name="left")
-            whole = cmpi(left, index_value("apply", self.columns, name="columns"), predicate="ge")
-            choose(
-                whole,
-                lambda: self.turn(b, h, first, panel, (), self.columns),
-                lambda: self.turn_rest(b, h, first, panel, (), self.columns),
-            )
-
-        self.products(q, 0, lambda at, d, width: load(panel, d, (0, width), name="key"), 0, count, self.columns, prepare)
-        alike = p.group == 1
-        self.apply_mask(b, block, count, lambda r: self._place(h, r), alike)
-        self.hide(sight, 0, block, count)
-        self.exponentials(count)
-        for found, target in zip(self._of_block(), (self.all_most, self.all_sums), strict=True):
-            store(found, target, b, h, n, (0, self.rows))
-        self.weighted(b, h, block, count, self.columns, lambda o, c, size: store(o, self.all_values, b, h, n, (0, self.rows), (c, size)))
-
-    def _join(self, b: Dim, h: Dim) -> None:
-        p = self.problem
-        self.alloc_weights()
-        most_so_far, sums_so_far = alloc("most.so.far", f32, self.rows), alloc("sums.so.far", f32, self.rows)
-        values = alloc("values", f32, self.rows, p.value_width)
-        self.start(most_so_far, sums_so_far, values, self.rows)
-
-        def join(n: Dim) -> None:
-            largest, sums = (load(x, b, h, n, (0, self.rows), name=f"{m}.block") for x, m in ((self.all_most, "most"), (self.all_sums, "sum")))
-            self.join_sums(most_so_far, sums_so_far, 0, largest, sums)
-            found = load(self.all_values, b, h, n, (0, self.rows), (0, p.value_width), name="values.block")
-            self.join_values(values, 0, found, 0, p.value_width)
-
-        loop("n", 0, ceildiv(p.keys, KEYS), 1, join, tag="keys.block")
-
-        def finished(r: Dim) -> None:
-            places = p.out.at(b, *self._place(h, r), (0, p.value_width))
-            self.finish(sums_so_far, values, r, lambda row: store(row, p.out.buffer, *places))
-
-        loop("row", 0, self.rows, 1, finished)
-
-    def _place(self, key_head: Dim, row: Dim) -> tuple[Dim, Dim]:
-        """Head and query of a row."""
-        return self.problem.group * key_head + floordiv(row, self.steps), mod(row, self.steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from dialects.arith.comparison import cmpi
 from dialects.graph.attention import scale_factor
 from dialects.memref import from_tensor, to_tensor
 from ir.builder import Builder
@@ -15,9 +16,14 @@ from ir.types import MemRefType, TensorType, f32
 from passes.graph._attention import group_of, is_plain, is_tiled
 from passes.infra.base import Pass, PassContext
 from passes.linalg._views import View, moved_from, moved_to
-from passes.loops._attention import KEYS, LANES, Decode, Nests, Prefill, Problem
-from passes.loops._blocks import alloc, reshaped
+from passes.loops._attention import KEYS, LANES, Nests, Prefill, Problem, Sight, sight_of
+from passes.loops._blocks import alloc, choose, index_value, reshaped
+from passes.loops._few_queries import Decode, most_queries
 from passes.loops._memory import alias, all_accesses, memory_of
+
+Form = Literal["of few queries", "in tiles", "of few queries or in tiles"]
+Sights = dict[tuple[Value | None, Dim, Dim, bool], Sight]
+"""How far queries see, by the length, the numbers of queries and keys, and whether they are causal."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,12 @@ class LowerAttention(Pass):
             ...
 
     Queries that are few (no more than ``rows`` rows share a key head) are not tiled: every block of keys is worked on by itself, and
-    then the blocks are joined.  Either way the results have the same bits, which depend neither on ``rows``, ``columns`` and ``queries``
-    nor on threads (see docs/attention.md).
+    then the blocks are joined.  Where the number of queries is known when the program runs, there are both forms in an ``scf.if``.
+    Either way the results have the same bits, which depend neither on ``rows``, ``columns`` and ``queries`` nor on threads (see
+    docs/attention.md).
 
     Heads that are only split off, put in front of the sequence, and joined again (nests that just move elements) stay where they are:
-    queries, keys and results are read and stored in place; of values only few queries.
+    queries, keys and results are read and stored in place; values where queries are known to be few.
 
     Lowered are attentions of f32 whose heads, widths and ratio of heads are known, in the graph's own block, after ``decompose`` has put
     past keys in front of the others.  The operation stands between ``memref.to_tensor`` and ``memref.from_tensor`` then; where nothing
@@ -80,24 +87,23 @@ class LowerAttention(Pass):
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
         for graph in walk_graphs(module):
+            known: Sights = {}
             for op in [o for o in graph.block if o.name == "graph.attention"]:
                 if is_tiled(op) and is_plain(op):
-                    form = self._lower(op)
+                    form = self._lower(op, known)
                     context.count(f"attention {form}")
                     changed = True
         return changed
 
-    def _lower(self, op: Operation) -> str:
+    def _lower(self, op: Operation, known: Sights) -> str:
         result = op.result
         assert isinstance(result.type, TensorType)
         with Builder.before_op(op) as builder:
-            steps, group = result.type.shape[-2], group_of(op)
-            few = isinstance(steps, int) and group is not None and group * steps <= self.rows
+            form = self._form(op)
             moves = _Moves(op)
             made = moves.out.buffer if moves.out is not None else alloc(f"{result.name}.buffer", f32, *result.type.shape)
-            problem = _problem(op, moves.out or _whole(made), moves, few)
-            nests: Nests = Decode(problem, self.rows, self.columns) if few else Prefill(problem, self.rows, self.columns, self.queries)
-            nests.build()
+            problem = _problem(op, moves.out or _whole(made), moves, form == "of few queries")
+            self._build(form, problem, _sight(op, problem, known))
             tensor: Value = to_tensor(made)
             first = builder.created[0]
         if op.trivia is not None:
@@ -105,7 +111,39 @@ class LowerAttention(Pass):
             op.trivia = None
         _replace(op, made, tensor)
         moves.remove()
-        return "of few queries" if few else "in tiles"
+        return form
+
+    def _form(self, op: Operation) -> Form:
+        """The form for an attention, by how many rows share a key head."""
+        result, group = op.result, group_of(op)
+        assert isinstance(result.type, TensorType) and group is not None
+        steps, most = result.type.shape[-2], most_queries(group, self.rows)
+        if isinstance(steps, int):
+            return "of few queries" if steps <= most else "in tiles"
+        return "of few queries or in tiles" if most else "in tiles"
+
+    def _build(self, form: Form, problem: Problem, common: Sight | None) -> None:
+        few: Nests | None = None if form == "in tiles" else Decode(problem, common, self.rows, self.columns)
+        many: Nests | None = None if form == "of few queries" else Prefill(problem, common, self.rows, self.columns, self.queries)
+        for nests in (few, many):
+            if nests is not None:
+                nests.alloc()
+        if few is not None and many is not None:
+            steps = index_value("apply", problem.queries, name="steps")
+            limit = index_value("apply", most_queries(problem.group, self.rows), name="few")
+            choose(cmpi(steps, limit, predicate="le", name="is.few"), few.build, many.build)
+        else:
+            (few or many).build()  # type: ignore[union-attr]  # one of them it is
+
+
+def _sight(op: Operation, problem: Problem, known: Sights) -> Sight | None:
+    """How far the queries of all batches see, where that is the same; the layers of a model compute it once."""
+    if not problem.has_one_length:
+        return None
+    key = op.operand("length"), problem.queries, problem.keys, problem.causal
+    if key not in known:
+        known[key] = sight_of(problem, 0)
+    return known[key]
 
 
 class _Moves:

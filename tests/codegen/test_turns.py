@@ -103,6 +103,51 @@ def test_loops_around_count() -> None:
     assert call._program._work(np.array([10]).ctypes.data) == 3 * (20_000 - SHARING_COST)  # type: ignore[attr-defined]
 
 
+CHOICE = """graph @main(%x: f32[N]) -> f32[N] {
+  %A = memref.from_tensor(%x) : memref<f32[N]>
+  %B = memref.alloc() : memref<f32[N]>
+  %n = affine.apply(2*N) : index
+  %four = arith.constant(4) : index
+  %few = arith.cmpi(%n, %four, predicate="le") : bool
+  scf.if(%few) {
+    scf.parallel(%i = 0 to N, mapping="threads", work=50000) {
+      %v = memref.load(%A[%i]) : f32
+      memref.store(%v, %B[%i])
+      yield
+    }
+    yield
+  } {
+    scf.parallel(%j = 0 to N, mapping="threads", work=900000) {
+      %w = memref.load(%A[%j]) : f32
+      memref.store(%w, %B[%j])
+      yield
+    }
+    yield
+  }
+  %y = memref.to_tensor(%B) : f32[N]
+  return %y
+}
+"""
+
+
+@pytest.mark.parametrize(("size", "work"), [(0, 50_000), (2, 50_000), (3, 900_000)])
+def test_a_choice_by_sizes_counts_what_is_chosen(size: int, work: int) -> None:
+    call = graph_opt.compile(graph_opt.parse(CHOICE))
+    assert call._program._work(np.array([size]).ctypes.data) == work - SHARING_COST  # type: ignore[attr-defined]
+    both = CHOICE.replace("%n = affine.apply(2*N) : index", "%z = memref.dim(%A, axis=0) : index\n  %n = arith.muli(%z, %z) : index")
+    call = graph_opt.compile(graph_opt.parse(both))
+    assert call._program._work(np.array([size]).ctypes.data) == work - SHARING_COST  # type: ignore[attr-defined]
+
+
+def test_what_nobody_writes_is_read_at_once() -> None:
+    """A number of an argument is read without waiting for the work before, one of a buffer is not."""
+    text = chain(f"{SHARED_WORK}", f"{SHARED_WORK}")
+    assert barriers(text) == (1, 0)
+    for buffer, waits in (("B0", 1), ("B1", 2)):
+        read = text.replace("  %B2 = memref.alloc", f"  %v = memref.load(%{buffer}[0]) : f32\n  %B2 = memref.alloc")
+        assert barriers(read) == (waits, 0)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("mapping", ["", ', mapping="threads", work=1', ', mapping="threads", work=N', ', mapping="threads"'])
 def test_nothing_is_done_behind_a_failure(monkeypatch: pytest.MonkeyPatch, threads: int, mapping: str) -> None:

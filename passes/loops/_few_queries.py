@@ -1,0 +1,112 @@
+"""The nests of attention with few queries: every block of keys by itself, and then what joins the blocks."""
+
+from __future__ import annotations
+
+from dialects.arith.floats import mulf
+from ir.core import Value
+from ir.dims import Dim, ceildiv, floordiv, mod
+from ir.types import f32
+from passes.loops._attention import KEYS, LANES, Nests, Problem, Sight
+from passes.loops._blocks import alloc, least, load, loop, most, parallel, reshaped, store
+
+
+def most_queries(group: int, rows: int) -> int:
+    """How many queries are few: with all heads that share a key head no more than ``rows``."""
+    return rows // group
+
+
+def _padded(size: int) -> int:
+    """Numbers in whole lines of memory, which no two threads write; what a block has is a multiple of ``KEYS`` bytes then."""
+    return -(-size // 32) * 32
+
+
+class Decode(Nests):
+    """All queries of the heads that share a key head at once where their number is known, else one query after the other."""
+
+    def __init__(self, problem: Problem, common: Sight | None, rows: int, columns: int) -> None:
+        steps = problem.queries
+        self.steps = steps if isinstance(steps, int) else 1
+        self.rounds: Dim = 1 if isinstance(steps, int) else steps
+        self.most_rounds = 1 if isinstance(steps, int) else most_queries(problem.group, rows)
+        count = problem.group * self.steps
+        area = rows * columns
+        while 2 * columns <= KEYS and 4 * count * columns <= area:  # fewer rows, wider blocks: as many sums at a time
+            columns *= 2
+        super().__init__(problem, common, count, columns, [n % self.steps for n in range(count)])
+
+    def alloc(self) -> None:
+        p = self.problem
+        places = p.batch, p.key_heads, ceildiv(p.keys, KEYS), self.most_rounds
+        self.all_most, self.all_sums = (alloc(name, f32, *places, _padded(self.rows)) for name in ("all.most", "all.sums"))
+        self.all_values = alloc("all.values", f32, *places, self.rows, _padded(p.value_width))
+
+    def build(self) -> None:
+        p = self.problem
+        self.blocks = ceildiv(self.seen(), KEYS)
+        parallel([("b", 0, p.batch), ("h", 0, p.key_heads), ("n", 0, self.blocks)], self._block, tag="keys.block")
+        parallel([("b", 0, p.batch), ("h", 0, p.key_heads), ("s", 0, self.rounds)], self._join, tag="query")
+
+    def _block(self, b: Dim, h: Dim, n: Dim) -> None:
+        p, block = self.problem, KEYS * n
+        sight = self.sight(b)
+        self.alloc_scores()
+        q, panels = alloc("q.tile", f32, self.rows, p.width), alloc("keys.panel", f32, KEYS // self.columns, p.width, self.columns)
+        count = most("count", least("at.most", sight.keys - block, KEYS), 0)
+
+        def turned(at: Dim) -> None:
+            first = block + at
+            there = least("some", LANES * ceildiv(count - at, LANES), p.keys - first, self.columns)
+            self.turn(b, h, first, there, panels, (floordiv(at, self.columns),))
+
+        loop("p", 0, count, self.columns, turned)
+        loop("s", 0, self.rounds, 1, lambda s: self._round(b, h, n, s, sight, count, q, panels))
+
+    def _round(self, b: Dim, h: Dim, n: Dim, s: Dim, sight: Sight, count: Dim, q: Value, panels: Value) -> None:
+        p, block = self.problem, KEYS * n
+        if p.q.is_plain and self.rounds == 1:
+            rows = reshaped(p.q.buffer, p.batch, p.key_heads, self.rows, p.width)
+            store(mulf(load(rows, b, h, (0, self.rows), (0, p.width), name="q"), self.scale), q, (0, self.rows), (0, p.width))
+        else:
+
+            def scaled(r: Dim) -> None:
+                found = load(p.q.buffer, *p.q.at(b, *self._place(h, s, r), (0, p.width)), name="q")
+                store(mulf(found, self.scale), q, r, (0, p.width))
+
+            loop("row", 0, self.rows, 1, scaled)
+
+        def panel(at: Dim, d: Dim, width: int) -> Value:
+            return load(panels, floordiv(at, self.columns), d, (0, width), name="key")
+
+        self.products(q, 0, panel, 0, count, self.columns)
+        self.apply_mask(b, block, count, lambda r: self._place(h, s, r), alike=p.group == 1)
+        self.hide(sight, self.steps * s, block, count)
+        self.exponentials(count)
+        for found, target in zip(self._of_block(), (self.all_most, self.all_sums), strict=True):
+            store(found, target, b, h, n, s, (0, self.rows))
+        self.weighted(b, h, block, count, self.columns, lambda o, c, size: store(o, self.all_values, b, h, n, s, (0, self.rows), (c, size)))
+
+    def _join(self, b: Dim, h: Dim, s: Dim) -> None:
+        p = self.problem
+        self.alloc_weights()
+        most_so_far, sums_so_far = alloc("most.so.far", f32, self.rows), alloc("sums.so.far", f32, self.rows)
+        values = alloc("values", f32, self.rows, p.value_width)
+        self.start(most_so_far, sums_so_far, values, self.rows)
+
+        def join(n: Dim) -> None:
+            places = b, h, n, s, (0, self.rows)
+            largest, sums = (load(x, *places, name=f"{m}.block") for x, m in ((self.all_most, "most"), (self.all_sums, "sum")))
+            self.join_sums(most_so_far, sums_so_far, 0, largest, sums)
+            found = load(self.all_values, *places, (0, p.value_width), name="values.block")
+            self.join_values(values, 0, found, 0, p.value_width)
+
+        loop("n", 0, self.blocks, 1, join, tag="keys.block")
+
+        def finished(r: Dim) -> None:
+            places = p.out.at(b, *self._place(h, s, r), (0, p.value_width))
+            self.finish(sums_so_far, values, r, lambda row: store(row, p.out.buffer, *places))
+
+        loop("row", 0, self.rows, 1, finished)
+
+    def _place(self, key_head: Dim, turn: Dim, row: Dim) -> tuple[Dim, Dim]:
+        """Head and query of a row, when it is the turn of the queries of a round."""
+        return self.problem.group * key_head + floordiv(row, self.steps), self.steps * turn + mod(row, self.steps)
