@@ -10,7 +10,7 @@ from codegen.llvm.helpers import CALLBACK, STOP, ZERO
 from codegen.llvm.memory import copy_bytes
 from codegen.llvm.native import Argument, Site
 from codegen.llvm.nests import Call, KnownNests
-from codegen.llvm.plan import effects, has_shared_loop, result_memory, writes_later
+from codegen.llvm.plan import effects, has_shared_loop, result_memory, root_of, writes_later
 from codegen.llvm.polynomials import Poly
 from codegen.llvm.turns import Turns, is_shared
 from codegen.llvm.types import lanes_of, llvm_type
@@ -18,6 +18,7 @@ from codegen.llvm.writer import Buffer, Unit, Writer
 from ir.core import Block, Graph, Operation, Parameter, Value
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim
+from ir.layout import AccessArg, layout_of
 from ir.types import MemRefType, TensorType
 
 STORED = ("graph.weight", "graph.constant", "graph.initial")
@@ -146,10 +147,19 @@ class MainWriter(Writer):
         elif name in ("memref.store", "vector.store", "memref.copy"):
             self._call(op, "true")
         else:
-            if name in _READS:
+            if name in _READS and not self._is_constant(op):
                 self.turns.settle()
                 self.turns.reading = True
             super().operation(op)
+
+    def _is_constant(self, read: Operation) -> bool:
+        """Whether an operation reads what nobody writes while the program runs: an argument, or what is there before."""
+        access = layout_of(read)[0]
+        assert isinstance(access, AccessArg)
+        root = root_of(read.operand_uses[access.position].value)
+        if isinstance(root, Parameter):
+            return isinstance(root.type, TensorType) and not root.inout
+        return root.defining_op is not None and root.defining_op.definition.full_name in STORED
 
     def run(self, block: Block, facts: Sequence[Poly] = ()) -> list[str]:
         if block is self.graph.block:
