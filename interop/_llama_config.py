@@ -14,6 +14,9 @@ from ir.weights import quoted
 INTERLEAVED: Mapping[str, bool] = {"llama": True, "qwen2": False}
 """The architectures that are known, and whether rotary positions turn neighbours (2i, 2i+1) or halves (i, i + D/2)."""
 
+ROPE_FACTORS = "rope_freqs.weight"
+"""Divides the angles of the pairs that positions turn, in Llama 3.1 and later."""
+
 MAX_LAYERS = 512
 _MAX_SIZE = 1 << 24
 _SHOWN_PROBLEMS = 20
@@ -26,9 +29,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "expert_count": (0,),
     "expert_used_count": (0,),
     "logit_scale": (1.0,),
-    "rope.scaling.type": ("none",),
-    "rope.scaling.factor": (1.0,),
-    "rope.scale_linear": (1.0,),
+    "rope.scaling.type": ("none", "linear"),
     "use_parallel_residual": (False,),
 }
 _READ = (
@@ -44,6 +45,8 @@ _READ = (
     "feed_forward_length",
     "rope.dimension_count",
     "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.factor",
     "vocab_size",
 )
 _NOTES = ("attention.layer_norm_epsilon", "rope.scaling.original_context_length", "rope.scaling.finetuned", "tensor_data_layout")
@@ -65,6 +68,8 @@ class LlamaConfig:
     value_dim: int
     rotary_dim: int
     base: float
+    position_scale: float
+    """What positions are divided by."""
     eps: float
     vocabulary: int
 
@@ -113,6 +118,7 @@ def other_slots(c: LlamaConfig) -> list[Slot]:
         Slot("token_embd.weight", "embedding", (c.vocabulary, c.width)),
         Slot("output_norm.weight", "norm", (c.width,)),
         Slot("output.weight", "output", (c.vocabulary, c.width), True),
+        Slot(ROPE_FACTORS, "factors", (c.rotary_dim // 2,), True),
     ]
 
 
@@ -146,6 +152,7 @@ def read_config(gguf: GgufFile) -> LlamaConfig:
         value_dim=size("attention.value_length", head_dim),
         rotary_dim=size("rope.dimension_count", head_dim),
         base=metadata.real(f"{architecture}.rope.freq_base", 10000.0),
+        position_scale=_position_scale(metadata, architecture),
         eps=metadata.real(f"{architecture}.attention.layer_norm_rms_epsilon"),
         vocabulary=_vocabulary(gguf, architecture),
     )
@@ -182,6 +189,18 @@ def _check_config(metadata: Metadata, c: LlamaConfig) -> None:
         raise metadata.fail(prefix + "attention.sliding_window", f"a window of {window} tokens in a context of {c.context} is not supported")
 
 
+def _position_scale(metadata: Metadata, architecture: str) -> float:
+    """The factor of linear scaling, which is meant where a factor has no type."""
+    prefix = architecture + ".rope."
+    if metadata.text(prefix + "scaling.type", "linear") == "none":
+        return 1.0
+    key = prefix + ("scale_linear" if prefix + "scaling.factor" not in metadata else "scaling.factor")
+    factor = metadata.real(key, 1.0)
+    if not factor > 0:
+        raise metadata.fail(key, f"expected a number above 0, found {factor}")
+    return factor
+
+
 def _vocabulary(gguf: GgufFile, architecture: str) -> int:
     """How many tokens there are: the rows of the embedding, which the metadata must agree with."""
     metadata = gguf.metadata
@@ -209,9 +228,7 @@ def check_tensors(gguf: GgufFile, c: LlamaConfig) -> None:
         elif not slot.optional:
             problems.append(f"tensor {quoted(name)} of shape {list(slot.shape)} is missing")
     for name in gguf.names():
-        if name == "rope_freqs.weight":
-            problems.append(f"tensor {quoted(name)}: scaled rotary frequencies are not supported")
-        elif name not in wanted:
+        if name not in wanted:
             problems.append(f"tensor {quoted(name)} of shape {list(gguf.info(name)[1])} is not known in a model of {c.layers} layers")
     if problems:
         rest = len(problems) - _SHOWN_PROBLEMS

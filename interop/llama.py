@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import dialects
-from interop._llama_config import LlamaConfig, Slot, check_tensors, layer_slots, read_config
+from interop._llama_config import ROPE_FACTORS, LlamaConfig, Slot, check_tensors, layer_slots, read_config
 from interop.digest import cached_sha256_of
 from interop.gguf import GgufFile
 from interop.samplers import samplers_text
@@ -55,6 +55,8 @@ class _Writer:
         self.gguf = gguf
         self.c = config
         self.lines: list[str] = []
+        self.turned = ROPE_FACTORS in gguf.names() or config.position_scale != 1
+        """Whether rotary positions have factors."""
         self.layers: list[_Layer] = []
         """For each layer of the model the graph that computes it."""
         kinds: dict[tuple[tuple[Slot, DType], ...], _Layer] = {}
@@ -102,6 +104,7 @@ class _Writer:
         parameters = [
             f"%x: f32[S, {c.width}]",
             "%positions: i64[S]",
+            *([f"%factors: f32[{c.rotary_dim // 2}]"] if self.turned else []),
             "%position: i64[]",
             "%length: i64[]",
             f"%keys: f32[{c.kv_heads}, T, {c.head_dim}] inout",
@@ -110,7 +113,8 @@ class _Writer:
         ]
         self._add(
             "// One layer: attention, then the feed-forward part, each on the normalized input and added to it.",
-            "// positions: of the S tokens; position: of the first; length: of the sequence with them.",
+            "// positions: of the S tokens; position: of the first; length: of the sequence with them."
+            + (" factors: what angles of positions are divided by." if self.turned else ""),
             f"graph @{layer.name}(",
             *(f"  {p}," for p in parameters[:-1]),
             f"  {parameters[-1]}",
@@ -134,7 +138,7 @@ class _Writer:
 
     def _attention(self, types: dict[str, DType]) -> None:
         c = self.c
-        rope = f"%positions, base={format_attribute(c.base)}"
+        rope = "%positions" + (", factors=%factors" if self.turned else "") + f", base={format_attribute(c.base)}"
         rope += ", interleaved=true" if c.interleaved else ""
         rope += f", rotary_dim={c.rotary_dim}" if c.rotary_dim != c.head_dim else ""
         shared = c.heads // c.kv_heads
@@ -198,12 +202,28 @@ class _Writer:
             "  %length = add(%position, %count)",
             "  %from_zero = iota(shape=[S])",
             "  %positions = add(%from_zero, %position)",
+            *self._factors(),
         )
         self._add(self._weight("embedding", "token_embd.weight"), *self._embedded())
         for number, layer in enumerate(self.layers):
             self._call(number, layer)
         self._logits()
         self._add("  return %logits", "}")
+
+    def _factors(self) -> list[str]:
+        """One for each pair: those of the file times that of all positions."""
+        shape, scale = f"shape=[{self.c.rotary_dim // 2}]", self.c.position_scale
+        if not self.turned:
+            return []
+        if ROPE_FACTORS not in self.gguf.names():
+            return [f"  %factors = full({shape}, value={_short(scale)}, dtype=f32)"]
+        name = "factors" if scale == 1 else "factors.file"
+        lines = [self._weight(name, ROPE_FACTORS)]
+        if self._is_narrow(ROPE_FACTORS):
+            lines = [self._weight(f"{name}.narrow", ROPE_FACTORS), f"  %{name} = cast(%{name}.narrow, dtype=f32)"]
+        if scale != 1:
+            lines += [f"  %scale = full({shape}, value={_short(scale)}, dtype=f32)", "  %factors = mul(%factors.file, %scale)"]
+        return lines
 
     def _weight(self, name: str, tensor: str) -> str:
         return f"  %{name} = weight(@{FILE}, {format_attribute(tensor)}) : {TensorType(*self.gguf.info(tensor))}"
@@ -220,7 +240,9 @@ class _Writer:
     def _call(self, number: int, layer: _Layer) -> None:
         weights = [(slot, f"blk.{number}.{slot.tensor}") for slot, _ in layer.weights]
         names = [name.removesuffix(".weight") for _, name in weights]
-        arguments = [f"%x{number}", "%positions", "%position", "%length", f"%keys{number}", f"%values{number}", *(f"%{n}" for n in names)]
+        turned = ["%factors"] if self.turned else []
+        caches = [f"%keys{number}", f"%values{number}"]
+        arguments = [f"%x{number}", "%positions", *turned, "%position", "%length", *caches, *(f"%{n}" for n in names)]
         self._add(
             "",
             f"  // layer {number}",

@@ -47,10 +47,10 @@ def numbers(kind: str, shape: tuple[int, ...], data: bytes) -> Array:
     return (scale * digits + raw[:, 2:4].copy().view("<f2").astype(np.float64)).reshape(shape)
 
 
-def rotate(x: Array, base: float, width: int, interleaved: bool) -> Array:
+def rotate(x: Array, base: float, width: int, interleaved: bool, factors: Array | float) -> Array:
     """Positions 0, 1, ... along the first axis of [S, heads, D], in the first ``width`` elements."""
     half = width // 2
-    angles = np.arange(len(x))[:, None] * base ** (-2.0 * np.arange(half) / width)
+    angles = np.arange(len(x))[:, None] * base ** (-2.0 * np.arange(half) / width) / factors
     turn = np.exp(1j * angles)[:, None, :]
     pairs = (x[..., 0:width:2], x[..., 1:width:2]) if interleaved else (x[..., :half], x[..., half:width])
     turned = (pairs[0] + 1j * pairs[1]) * turn
@@ -63,7 +63,7 @@ def rotate(x: Array, base: float, width: int, interleaved: bool) -> Array:
 
 
 def logits(weights: Mapping[str, Array], ids: Array, *, layers: int, heads: int, kv_heads: int, eps: float, base: float,
-           rotary: int | None = None, interleaved: bool = True, dtype: Any = np.float64) -> Array:  # fmt: skip
+           rotary: int | None = None, interleaved: bool = True, scale: float = 1.0, dtype: Any = np.float64) -> Array:  # fmt: skip
     """The logits behind every position, [S, vocabulary], of tensors by their names in GGUF files."""
 
     def w(name: str) -> Array:
@@ -77,6 +77,7 @@ def logits(weights: Mapping[str, Array], ids: Array, *, layers: int, heads: int,
         return y + w(name + ".bias") if name + ".bias" in weights else y
 
     size = len(ids)
+    factors = scale * weights.get("rope_freqs.weight", 1.0)
     hidden = np.triu(np.full((size, size), -np.inf, dtype), 1)
     x = w("token_embd.weight")[ids]
     for layer in range(layers):
@@ -84,7 +85,7 @@ def logits(weights: Mapping[str, Array], ids: Array, *, layers: int, heads: int,
         a = norm(x, p + "attn_norm.weight")
         q, k, v = (product(a, p + f"attn_{n}").reshape(size, h, -1) for n, h in (("q", heads), ("k", kv_heads), ("v", kv_heads)))
         turned = rotary or q.shape[-1]
-        q, k = rotate(q, base, turned, interleaved), rotate(k, base, turned, interleaved)
+        q, k = (rotate(t, base, turned, interleaved, factors) for t in (q, k))
         k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / dtype(np.sqrt(q.shape[-1])) + hidden
         shares = np.exp(scores - scores.max(-1, keepdims=True))

@@ -44,6 +44,8 @@ class Case:
     table: str = "q8_0"
     norms: str = "f32"
     biases: tuple[str, ...] = ()
+    factors: str = ""
+    """The type of factors of rotary positions; none without one."""
     untied: str | None = None
     kinds: dict[str, str] = field(default_factory=dict)
     """Other types of some tensors."""
@@ -95,6 +97,8 @@ class Case:
             add(f"blk.{layer}.attn_norm.weight", (self.width,), self.norms)
             add(f"blk.{layer}.ffn_norm.weight", (self.width,), self.norms)
         add("output_norm.weight", (self.width,), self.norms)
+        if self.factors:
+            add("rope_freqs.weight", (self.rotary // 2,), self.factors)
         if self.untied:
             add("output.weight", (self.vocabulary, self.width), self.untied)
         return found
@@ -103,7 +107,8 @@ class Case:
         weights = {name: reference.numbers(t.kind, t.shape, t.data) for name, t in self.tensors().items()}
         interleaved = self.architecture == "llama"
         return reference.logits(weights, ids, layers=self.layers, heads=self.heads, kv_heads=self.kv_heads, eps=float(np.float32(self.eps)),
-                                base=self.base, rotary=self.rotary, interleaved=interleaved, dtype=dtype)  # fmt: skip
+                                base=self.base, rotary=self.rotary, interleaved=interleaved, scale=self.extra.get("rope.scaling.factor", 1.0),
+                                dtype=dtype)  # fmt: skip
 
 
 CASES = {
@@ -117,6 +122,9 @@ CASES = {
     "other values, half turned": Case(head_dim=32, value_dim=16, rotary=16, eps=0.01),
     "biases everywhere": Case(biases=("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")),
     "types by layer": Case(layers=3, kinds={"blk.1.ffn_down.weight": "q4_0", "blk.2.attn_q.weight": "f16"}),
+    "factors of positions": Case(factors="f32"),
+    "positions scaled": Case(extra={"rope.scaling.type": "linear", "rope.scaling.factor": 2.5}),
+    "both, f16": Case(factors="f16", extra={"rope.scaling.factor": 0.5}),
     "qwen2": Case("qwen2", biases=("attn_q", "attn_k", "attn_v"), base=1e6, untied="q8_0"),
 }
 IDS = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 49], np.int64)
@@ -175,7 +183,7 @@ def test_keys_that_may_be_missing(path: Path) -> None:
     case = Case(kv_heads=4, extra=without)
     text = import_llama(write(path, case))
     assert "%keys: f32[4, T, 16] inout" in text and "rope(%q.heads, %positions, interleaved=true)" in text
-    noted: dict[str, Any] = {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "attention.causal": True, "attention.sliding_window": 64}
+    noted: dict[str, Any] = {"rope.scaling.type": "none", "rope.scaling.factor": 8.0, "attention.causal": True, "attention.sliding_window": 64}
     more = {"vocab_size": 50, "expert_count": 0, "tensor_data_layout": "x"}
     assert import_llama(write(path, replace(case, extra={**without, **noted, **more}))).partition("graph")[2] == text.partition("graph")[2]
 
@@ -198,8 +206,9 @@ WRONG_KEYS: list[tuple[dict[str, Any], str]] = [
     ({"llama.rope.freq_base": 0.0}, "'llama.rope.freq_base': expected a number above 0, found 0.0"),
     ({"llama.rope.dimension_count": 15}, "'llama.rope.dimension_count': expected an even number up to the width of a head, 16, found 15"),
     ({"llama.rope.dimension_count": 18}, "expected an even number up to the width of a head, 16, found 18"),
-    ({"llama.rope.scaling.type": "yarn"}, "'llama.rope.scaling.type': 'yarn' is not supported, only none"),
-    ({"llama.rope.scaling.factor": 8.0}, "'llama.rope.scaling.factor': '8.0' is not supported, only 1.0"),
+    ({"llama.rope.scaling.type": "yarn"}, "'llama.rope.scaling.type': 'yarn' is not supported, only none or linear"),
+    ({"llama.rope.scaling.factor": 0.0}, "'llama.rope.scaling.factor': expected a number above 0, found 0.0"),
+    ({"llama.rope.scale_linear": -1.0}, "'llama.rope.scale_linear': expected a number above 0, found -1.0"),
     ({"llama.expert_count": 8}, "'llama.expert_count': '8' is not supported, only 0"),
     ({"llama.attention.causal": False}, "'llama.attention.causal': 'False' is not supported, only True"),
     ({"llama.attention.sliding_window": 32}, "a window of 32 tokens in a context of 64 is not supported"),
@@ -237,7 +246,7 @@ def test_wrong_tensors_are_reported_all_at_once(path: Path) -> None:
     tensors["blk.0.attn_q.weight"] = stored(np.ones((64, 32), np.float32))
     tensors["output_norm.weight"] = stored(np.ones(64, np.float32), "q8_0")
     tensors["blk.0.attn_q_norm.weight"] = stored(np.ones(16, np.float32))
-    tensors["rope_freqs.weight"] = stored(np.ones(8, np.float32))
+    tensors["rope_freqs.weight"] = stored(np.ones(16, np.float32))
     with pytest.raises(GraphError) as caught:
         import_llama(write(path, Case(), tensors=tensors))
     text = str(caught.value)
@@ -245,7 +254,7 @@ def test_wrong_tensors_are_reported_all_at_once(path: Path) -> None:
     assert "tensor 'blk.0.attn_q.weight' is f32[64, 32], expected the shape [64, 64]" in text
     assert "tensor 'output_norm.weight' is q8_0[64], expected f32, f16 or bf16" in text
     assert "tensor 'blk.0.attn_q_norm.weight' of shape [16] is not known in a model of 2 layers" in text
-    assert "tensor 'rope_freqs.weight': scaled rotary frequencies are not supported" in text
+    assert "tensor 'rope_freqs.weight' is f32[16], expected the shape [8]" in text
     del tensors["token_embd.weight"]
     with pytest.raises(GraphError, match=r"no tensor 'token_embd.weight'"):
         import_llama(write(path, Case(), tensors=tensors))
@@ -327,11 +336,10 @@ class Lazy(Mapping[str, NDArray[Any]]):
         self.file = file
 
     def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self.file.names():
+            raise KeyError(name)
         dtype, shape = self.file.info(name)
         return reference.numbers(dtype.name, shape, self.file.read(name).tobytes())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.file.names()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.file.names())
