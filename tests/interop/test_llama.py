@@ -164,6 +164,27 @@ def test_logits_are_those_of_a_plain_program(path: Path, case: Case) -> None:
     assert np.array_equal(part, whole)
 
 
+def test_machine_code_has_the_same_bits_at_every_split_and_for_every_number_of_threads(path: Path) -> None:
+    case = Case(layers=1, factors="f32")
+    module = graph_opt.parse(import_llama(write(path, case)))
+    exact, plain = case.expected(IDS), case.expected(IDS, np.float32)
+    bound = 3 * np.abs(plain - exact).max() + 1e-6 * exact.std()
+    known: list[NDArray[Any]] = []
+    """The logits behind every position, token by token."""
+    for threads in (1, 2):
+        program = graph_opt.compile(module, files={"model": path}, threads=threads)
+        memory = caches(case, len(IDS))
+        found = [program(IDS[i : i + 1], np.int64(i), *memory) for i in range(len(IDS))]
+        known = known or found
+        for position, row in enumerate(found):
+            assert np.abs(row - exact[position]).max() <= bound
+            assert np.array_equal(row, known[position])
+        for split in range(1, len(IDS)):
+            memory = caches(case, len(IDS) + split)  # what is in the caches to begin with, and their size, change nothing
+            first, second = program(IDS[:split], np.int64(0), *memory), program(IDS[split:], np.int64(split), *memory)
+            assert np.array_equal(first, known[split - 1]) and np.array_equal(second, known[-1])
+
+
 def test_the_text(path: Path) -> None:
     """The layer is written once for all layers of the same types; comments and constants are the file's."""
     text = import_llama(write(path, replace(CASES["types by layer"], layers=4, base=5e5), {"general.name": "tiny\n\u202e model"}))
