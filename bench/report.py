@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.engines import OURS, PEERS, C
+from bench.engines import OURS, PEERS, READ, C
 from bench.measure import Row
 
 HEAD = ("work", "limit", "by", "ours", "of limit", "best peer", "", "speed", "C loop", "speed", "wanted", "")
@@ -72,6 +72,8 @@ def wishes(row: Row, threads: int) -> list[Wish]:
             found.append(Wish(f"{target.share:.0%} of limit", limit[0] / ours.median, target.share))
         if target.c_loop is not None and loop is not None:
             found.append(Wish(f"{target.c_loop:g} x C", loop.median / ours.median, target.c_loop))
+        if target.read is not None and READ in row.timings:
+            found.append(Wish(f"{target.read:g} x read", row.timings[READ].median / ours.median, target.read))
         if target.microseconds is not None:
             found.append(Wish(f"{target.microseconds:g} us", target.microseconds / 1e6 / ours.median, 1.0))
     if peer is not None:
@@ -125,7 +127,7 @@ def mark(row: Row, engine: str) -> str:
 
 def details(run: Run, what: str, cell: Callable[[Row, str], str]) -> str:
     """A table of all engines."""
-    engines = [name for name in (OURS, *PEERS, C) if any(name in row.timings for row in run.rows)]
+    engines = [name for name in (OURS, *PEERS, C, READ) if any(name in row.timings for row in run.rows)]
     return table([(what, *engines), *((row.case.name, *(cell(row, name) for name in engines)) for row in run.rows)])
 
 

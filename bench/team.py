@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from bench.case import ROOT
+from bench.engines import EXTRAS
 
 Answer = dict[str, Any]
 
@@ -78,7 +79,8 @@ class Member:
     def stop(self) -> None:
         """Ends the process."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(OSError):  # it has ended, with requests unread
+            self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -95,7 +97,8 @@ def gather(names: Sequence[str], setting: Setting, log: IO[str]) -> tuple[list[M
         if "versions" in member.hello:
             there.append(member)
             continue
-        why = f"{member.hello['missing']}; pip install -e '.[bench]'" if "missing" in member.hello else member.hello.get("error")
+        extra = EXTRAS.get(member.name, "bench")
+        why = f"{member.hello['missing']}; pip install -e '.[{extra}]'" if "missing" in member.hello else member.hello.get("error")
         lines.append(f"{member.name} is left out: {why} ({member.python})")
         member.stop()
     return there, lines

@@ -52,15 +52,16 @@ def block(run: Times, seconds: float) -> list[float]:
 class Worker:
     """Answers requests."""
 
-    def __init__(self, made: Engine) -> None:
-        self._engine = made
+    def __init__(self, made: Engine, name: str) -> None:
+        self._engine, self._name = made, name
         self._cases = all_cases()
         self._ready: dict[str, Prepared] = {}
 
     def prepare(self, case: str, results: str) -> Answer:
         """Makes a case ready and saves what it computes."""
         start = time.perf_counter()
-        ready = self._engine.prepare(self._cases[case])
+        engines = self._cases[case].engines
+        ready = self._engine.prepare(self._cases[case]) if engines is None or self._name in engines else None
         if ready is None:
             return {"none": True}
         arrays = ready.results()
@@ -113,7 +114,7 @@ def main() -> None:
 
     if not answer(start):
         return
-    worker = Worker(made)
+    worker = Worker(made, name)
     for line in sys.stdin:
         request = json.loads(line)
         method = getattr(worker, request.pop("do"))

@@ -88,12 +88,14 @@ class Meter:
     """Samples the limits for ``threads`` threads.
 
     ``levels`` are the levels to read from, all unless said: without "DRAM" no large memory is taken.  ``dtypes`` are the types of
-    multiply-adds, among those that :func:`host_dtypes` gives.
+    multiply-adds, among those that :func:`host_dtypes` gives.  With ``stream`` so many bytes of memory are read from the first to the
+    last, again in every sample, with prefetches (the sample "stream"): what a program could reach that reads its weights once.
     """
 
     threads: int = 1
     levels: Sequence[str] = tuple(READ)
     dtypes: Sequence[str] = ("f32",)
+    stream: int = 0
     samples: dict[str, list[float]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -104,6 +106,8 @@ class Meter:
             share = READ[level] // (self.threads if level in ("L3", "DRAM") else 1)
             nbytes = max(share, _BEYOND_L2) if level == "L3" else share
             self._probes.append(_Probe(level, "read", size, nbytes // size * size))
+        if self.stream:
+            self._probes.append(_Probe("stream", "stream", size, max(self.stream // self.threads // size, 1) * size))
         self._memory = _filled(_MEMORY if "DRAM" in self.levels else max(p.nbytes for p in self._probes) * self.threads)
         self._job = np.zeros(2, np.int64)
         self._state = aligned_bytes(64 * (self.threads + 1))
@@ -132,7 +136,7 @@ class Meter:
 
     def _sample(self) -> None:
         for probe in self._probes:
-            if probe.name != "DRAM":
+            if probe.name not in ("DRAM", "stream"):
                 self._seconds(probe, self._once(probe))  # fills the caches
             steps = self._steps[probe.name]
             seconds = self._seconds(probe, steps)
@@ -145,12 +149,12 @@ class Meter:
 
     def _once(self, probe: _Probe) -> int:
         """Steps that go through everything once."""
-        return probe.nbytes // probe.work if probe.kernel == "read" else 1024
+        return probe.nbytes // probe.work if probe.kernel in ("read", "stream") else 1024
 
     def _calibrated(self, probe: _Probe) -> int:
         """Steps that take long enough; a sample of memory is one window, which nobody has read lately."""
         once = self._once(probe)
-        if probe.name == "DRAM":
+        if probe.name in ("DRAM", "stream"):
             return once
         self._seconds(probe, once)
         times = 1
@@ -274,6 +278,8 @@ def host_dtypes() -> tuple[str, ...]:
 
 
 _READERS = 8  # sums that a reading loop keeps: enough for two loads in each cycle
+_LINE = 64
+_AHEAD = 8 << 10  # bytes that a prefetch runs ahead: what a page and its neighbour hold
 
 
 @lru_cache(maxsize=1)
@@ -297,25 +303,31 @@ def _kernels() -> tuple[int, Code]:
         for i in range(_READERS)
     ]
     size = _READERS * width
+    prefetch = [
+        f"  %f{i} = getelementptr i8, ptr %place, i64 {_AHEAD + i}\n  call void @llvm.prefetch.p0(ptr %f{i}, i32 0, i32 3, i32 1)"
+        for i in range(0, size, _LINE)
+    ]
     attributes = " ".join(f'"{k}"="{v}"' for k, v in host_attributes().items())
     text = [
         _loop("peak_f32", vector, multiply, 0),
         _loop("read", vector, read, size),
+        _loop("stream", vector, read, size, prefetch),
         *(_loop(f"peak_{dot.dtype}", vector, [dot.line(i) for i in range(shape.chains)], 0) for dot in _dots()),
         *(dot.declaration() for dot in _dots()),
         tick_function("ticks"),
         f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})",
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
         f"attributes #0 = {{ nounwind {attributes} }}",
     ]
     return size, Code.from_text("\n".join(text))
 
 
-def _loop(name: str, vector: str, body: list[str], step: int) -> str:
+def _loop(name: str, vector: str, body: list[str], step: int, more: Sequence[str] = ()) -> str:
     """A loop with one accumulator for each line of ``body``, over the bytes of a thread again and again, ``step`` at a time."""
     chains = range(len(body))
     carried = "\n".join(f"  %a{i} = phi {vector} [ %start, %begin ], [ %b{i}, %loop ]" for i in chains)
     sums = "\n".join(f"  %s{i + 1} = fadd {vector} {f'%s{i}' if i else 'zeroinitializer'}, %b{i}" for i in chains)
-    work = "\n".join(body)
+    work = "\n".join([*body, *more])
     return f"""
 define i32 @{name}(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 %thread, i64 %threads) #0 {{
 entry:

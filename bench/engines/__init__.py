@@ -8,6 +8,8 @@ from bench.engines.base import Engine
 
 OURS = "graph-opt"
 C = "C"
+READ = "read"
+LLAMA_CPP = "llama.cpp"
 MACHINE = "machine"
 ENGINES = {
     OURS: "ours.GraphOpt",
@@ -18,11 +20,15 @@ ENGINES = {
     "onnxruntime fused": "with_onnxruntime.OnnxRuntimeFused",
     "openvino": "with_openvino.OpenVino",
     "jax": "with_jax.Jax",
+    LLAMA_CPP: "with_llama_cpp.LlamaCpp",
     C: "c_loop.CLoop",
+    READ: "read.Read",
     MACHINE: "machine.Machine",
 }
-PEERS = tuple(name for name in ENGINES if name not in (OURS, C, MACHINE))
-"""Those that ours is compared with; the loops in C and the machine are measures of their own."""
+PEERS = tuple(name for name in ENGINES if name not in (OURS, C, READ, MACHINE))
+"""Those that ours is compared with; the loops in C, the plain read and the machine are measures of their own."""
+EXTRAS = {LLAMA_CPP: "bench-llm"}
+"""The extra packages of an engine, where they are not in "bench"."""
 
 
 def engine(name: str, threads: int) -> Engine:

@@ -7,8 +7,9 @@ from typing import Any
 
 import graph_opt
 from bench.case import Case, Work
-from bench.engines.base import Engine, Prepared, as_arrays, calls
+from bench.engines.base import Engine, Prepared, as_arrays, calls, prepared
 from bench.workloads.helpers import aligned
+from bench.workloads.smollm2 import Step
 
 
 class GraphOpt(Engine):
@@ -18,6 +19,8 @@ class GraphOpt(Engine):
 
     def prepare(self, case: Case) -> Prepared:
         """Compiles the file of the case for the types of its inputs."""
+        if isinstance(case, Step):
+            return prepared(case.ours(self.threads))
         data = case.data()
         inputs = {**data.inputs, **data.more}
         types = ", ".join(f'"{name}={type_of(a)}"' for name, a in inputs.items())

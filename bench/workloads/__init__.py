@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bench.case import Case
-from bench.workloads import attention, calls, matmul, minilm, mlp, rows
+from bench.workloads import attention, calls, matmul, minilm, mlp, rows, smollm2
 
-GROUPS = {"matmul": matmul, "mlp": mlp, "rows": rows, "attention": attention, "minilm": minilm, "call": calls}
+GROUPS = {"matmul": matmul, "mlp": mlp, "rows": rows, "attention": attention, "minilm": minilm, "smollm2": smollm2, "call": calls}
 """The files with cases."""
 
 

@@ -67,3 +67,13 @@ def test_memory_is_read_window_by_window() -> None:
         windows.append(meter._window)
     assert len(set(windows)) > 25  # hundreds of megabytes lie between two looks at the same place
     assert meter.limits().read["DRAM"] > 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_memory_is_read_from_the_first_to_the_last_byte(threads: int) -> None:
+    meter = limits.Meter(threads, levels=(), dtypes=(), stream=1 << 20)
+    meter.sample()
+    meter.sample()
+    assert list(meter.samples) == ["stream"] and min(meter.samples["stream"]) > 0
+    (probe,) = meter._probes
+    assert meter._steps["stream"] * probe.work == probe.nbytes == (1 << 20) // threads

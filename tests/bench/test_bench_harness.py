@@ -15,8 +15,9 @@ import pytest
 import graph_opt
 from bench import plots, report
 from bench.case import Case, Target
-from bench.engines import ENGINES, OURS, PEERS, C
+from bench.engines import ENGINES, OURS, PEERS, READ, C
 from bench.engines.ours import GraphOpt
+from bench.engines.read import Read
 from bench.engines.with_numpy import Numpy
 from bench.measure import Row, Timing, differences
 from bench.quiet import pick_processors
@@ -27,6 +28,7 @@ from bench.workloads.calls import Add
 from bench.workloads.matmul import Matmul
 from bench.workloads.mlp import Mlp
 from bench.workloads.rows import OPS, Rows
+from bench.workloads.smollm2 import Step
 
 ROOT = Path(__file__).parents[2]
 ANY = Target()
@@ -56,7 +58,8 @@ def test_every_case_has_a_program_of_its_own_name() -> None:
     cases = all_cases()
     assert {"matmul 512x512x512", "mlp 4,64,256", "rmsnorm 1024x4096", "attention decode 2048", "add f32[4]"} <= set(cases)
     for case in cases.values():
-        graph_opt.load(case.path)
+        if not isinstance(case, Step):  # it is imported from the model's file
+            graph_opt.load(case.path)
 
 
 def test_a_limit_is_the_larger_of_operations_and_bytes() -> None:
@@ -178,4 +181,28 @@ def test_unknown_words_are_refused() -> None:
 
 def test_peers_are_what_is_compared() -> None:
     assert set(PEERS) < set(ENGINES)
-    assert OURS not in PEERS and C not in PEERS
+    assert not {OURS, C, READ} & set(PEERS)
+
+
+def test_steps_of_a_model() -> None:
+    decode, prefill = Step(128, 1, Target(read=0.85)), Step(0, 128, ANY, "int8")
+    assert (decode.name, prefill.name) == ("smollm2 decode 128", "smollm2 prefill 128 int8")
+    assert len(decode.ids) == 129 and decode.ids == Step(128, 1, ANY).ids
+    assert prefill.flops > 50 * decode.flops
+    assert Step(2048, 1, ANY).nbytes - decode.nbytes == 4 * 2 * 30 * 3 * 64 * 1920
+    assert Numpy(1).prepare(Add(4, ANY)) is not None and Read(1).prepare(Add(4, ANY)) is None
+
+
+def test_a_plain_read_is_wanted_where_the_case_says_so() -> None:
+    row = Row(Step(128, 1, Target(read=0.85)), {OURS: Timing([2.0]), READ: Timing([1.8])})
+    assert report.verdict(row, 1) == ("0.85 x read", "met")
+    assert report.verdict(row, 2) == ("", "")
+    slow = Row(row.case, {OURS: Timing([4.0]), READ: Timing([1.7])})
+    assert report.verdict(slow, 1)[1] == "0.85 x read missed by 50%"
+
+
+def test_plain_reads_are_timed() -> None:
+    case = Matmul(5, 16, 24, Target(read=1.0), weight=False)
+    ready = Read(1).prepare(case)
+    assert ready is not None and list(ready.results()) == []
+    ready.run(2)
