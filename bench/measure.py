@@ -100,7 +100,7 @@ def _prepare(row: Row, members: Sequence[Member]) -> list[Member]:
             elif "seconds" in answer:
                 ready.append(member)
         results = {m.name: _load(files[m.name]) for m in ready}
-    row.notes += differences(results, row.case.tolerance)
+    row.notes += differences({name: found for name, found in results.items() if found}, row.case.tolerance)
     return ready
 
 
