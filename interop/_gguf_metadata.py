@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
@@ -20,6 +21,7 @@ MAX_HEADER = 1 << 27  # a vocabulary of 256k tokens with its merges takes about 
 MAX_NAME = 65535
 _FIRST_READ = 1 << 20
 _CHUNK = 1 << 12  # strings that are scanned at once
+_SEARCHED_KEYS = 1000  # for "did you mean"
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 
 _SCALARS: Mapping[int, tuple[str, str]] = {
@@ -198,7 +200,7 @@ class Metadata(Mapping[str, Value]):
         if key in self._values:
             return self[key]
         if default is None:
-            hint = did_you_mean(key, (k for k in self._values if k.isprintable()))
+            hint = did_you_mean(key, (k for k in islice(self._values, _SEARCHED_KEYS) if k.isprintable()))
             raise GraphError(Diagnostic(f"{self.where}: the metadata have no {quoted(key)}", None, hint))
         return default
 

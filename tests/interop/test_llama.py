@@ -370,12 +370,16 @@ class Lazy(Mapping[str, NDArray[Any]]):
 
 
 @needs_model
-def test_smollm2() -> None:
+def test_smollm2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The published model: its text, and its logits behind a few tokens."""
     assert MODEL is not None
     file = GgufFile(MODEL)
     text = import_llama(file)
     assert len(text.splitlines()) < 1000 and text.count("call(@layer,") == 30 and text.count("graph @layer") == 1
+    (tmp_path / "smollm2.graph").write_text(text)
+    assert main([str(tmp_path / "smollm2.graph")]) == 0 and capsys.readouterr().out == text
+    assert main([str(tmp_path / "smollm2.graph"), "--pipeline", "O1", "--verify-each"]) == 0
+    assert capsys.readouterr().out.count(" = attention(") == 30
     program = graph_opt.compile(graph_opt.parse(text), files={"model": MODEL}, device="reference")
     ids = np.array([504, 3575, 282, 4649, 314], np.int64)  # "The capital of France is"
     exact = reference.logits(Lazy(file), ids, layers=30, heads=9, kv_heads=3, eps=float(np.float32(1e-5)), base=1e5)[-1]
