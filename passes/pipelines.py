@@ -25,6 +25,7 @@ _LOOPS = (
     "collapse",
     # attention, while nests that split and join heads are seen: as many sums at a time as a block of products
     "lower-attention{rows=$queries, columns=$keys}",
+    "lower-digits{rows=$digits, columns=$panel}",
     "lower-to-loops",
     "tile{loop=n, size=$columns, outside=m, rounds=48, across=$lanes}",
     "tile{loop=m, size=8, area=$area}",
@@ -84,6 +85,8 @@ class Target:
             "columns_left": [n * self.lanes for n in range(vectors - 1, 0, -1)],
             "area": area,
             "queries": area // keys,
+            "digits": [max(1, n * self.registers // 32) for n in (4, 3, 2)],
+            "panel": 2 * self.lanes,
             "keys": keys,
         }
         return [Template(p).substitute(shape) for p in _LOOPS]

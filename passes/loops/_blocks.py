@@ -151,10 +151,10 @@ def load(buffer: Value, *places: Place, valid: Value | None = None, keep: bool =
     return _create("vector.load", [_access(buffer, places)], [VectorType(dtype, shape)], valid=valid, label=name).result  # type: ignore[no-any-return]
 
 
-def store(value: Value, buffer: Value, *places: Place) -> None:
-    """Writes a vector to a block, or a scalar to an element."""
+def store(value: Value, buffer: Value, *places: Place, valid: Value | None = None) -> None:
+    """Writes a vector to a block, or a scalar to an element; ``valid`` limits what is written of the last run."""
     name = "vector.store" if isinstance(value.type, VectorType) else "memref.store"
-    _create(name, [value, _access(buffer, places)], ())
+    _create(name, [value, _access(buffer, places)], (), valid=valid)
 
 
 def prefetch(buffer: Value, *places: Place) -> None:

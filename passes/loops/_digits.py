@@ -1,0 +1,300 @@
+"""The loops of ``digit_linear``: panels of 32 rows of weights, blocks of 32 steps, a few rows of activations at a time.
+
+A sum of integers is exact, and what joins the blocks is written once (:meth:`Product._joined`), so the bits of a row don't depend on how
+many rows are worked on at once, on where numbers are unpacked, or on threads.
+
+Weights are read in one of two ways.  Of few rows the packed numbers themselves are read, and their halves are taken apart in registers
+(:class:`Packed`).  Of many rows, a panel is unpacked to bytes first, which all rows read from the nearest cache (:class:`Unpacked`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dialects.arith.bits import andi, shli, shrui
+from dialects.arith.cast import extf, sitofp
+from dialects.arith.comparison import cmpi
+from dialects.arith.dot import dot4
+from dialects.arith.floats import mulf
+from dialects.arith.integers import addi, muli
+from dialects.graph.digits import BLOCK, ROWS, Format
+from dialects.math import fma
+from dialects.memref import view
+from ir.core import Value
+from ir.dims import Dim, floordiv
+from ir.types import DType, MemRefType, VectorType, f16, f32, i32
+from passes.loops._blocks import (
+    alloc,
+    buffer_type,
+    choose,
+    filled,
+    index_value,
+    load,
+    loop,
+    number,
+    parallel,
+    prefetch,
+    reshaped,
+    store,
+)
+
+WORDS = BLOCK // 4
+"""Words of four digits in a block."""
+_LOW = 0x0F0F0F0F
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How much is worked on at a time: ``rows`` of activations by ``columns`` rows of weights, and steps in pieces of ``blocks``.
+
+    ``few`` rows or more are many, for which weights are unpacked; ``ahead`` is how many bytes further hints go.
+    """
+
+    rows: int
+    columns: int
+    blocks: int
+    few: int
+    ahead: int
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Packed weights as words and as halves."""
+
+    packed: Value
+    words: Value
+    halves: Value
+    format: Format
+
+    @property
+    def panels(self) -> Dim:
+        return buffer_type(self.packed).shape[0]
+
+    @property
+    def blocks(self) -> Dim:
+        return buffer_type(self.packed).shape[1]
+
+
+
+def typed(buffer: Value, dtype: DType, *shape: Dim, name: str) -> Value:
+    """Bytes as elements of a type."""
+    return view(buffer, offset=0, result_type=MemRefType(dtype, shape), name=name)  # type: ignore[no-any-return]
+
+
+def weights_of(packed: Value, format_: Format) -> Weights:
+    """Views of packed weights."""
+    panels, blocks, _ = buffer_type(packed).shape
+    words = typed(packed, i32, panels, blocks, format_.bytes // 4, name=f"{packed.name}.words")
+    halves = typed(packed, f16, panels, blocks, format_.bytes // 2, name=f"{packed.name}.halves")
+    return Weights(packed, words, halves, format_)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What ``split_digits`` made of rows: ``words[rows, blocks * digits * 8]``, ``scales[rows, 2 * blocks]``, ``sums[rows, blocks * digits]``."""
+
+    words: Value
+    scales: Value
+    sums: Value
+    digits: int
+
+    @property
+    def rows(self) -> Dim:
+        return buffer_type(self.words).shape[0]
+
+
+def activations_of(digits: Value, scales: Value, sums: Value) -> Activations:
+    """Views of digits with any dimensions in front."""
+    *front, blocks, count, _ = buffer_type(digits).shape
+    assert isinstance(count, int)
+    rows: Dim = 1
+    for size in front:
+        rows = rows * size
+    words = typed(digits, i32, rows, blocks * count * WORDS, name=f"{digits.name}.words")
+    return Activations(words, reshaped(scales, rows, 2 * blocks), reshaped(sums, rows, blocks * count), count)
+
+
+class Source:
+    """Where weights come from: some columns of a panel, block by block."""
+
+    def words(self, block: Dim, column: Dim, count: int) -> Iterator[tuple[int, Value]]:
+        """The words of a block with four unsigned bytes each, one after the other: their number, and a vector with one for each column."""
+        raise NotImplementedError
+
+    def factors(self, part: int, block: Dim, column: Dim, count: int) -> Value:
+        """The scales (part 0) or minimums (part 1) of a block as f32."""
+        raise NotImplementedError
+
+
+class Packed(Source):
+    """Weights of a panel as they are packed; halves of bytes are taken apart here."""
+
+    def __init__(self, weights: Weights, panel: Dim) -> None:
+        self.weights, self.panel = weights, panel
+        self.low, self.four = number(_LOW, i32, "low"), number(4, i32, "four")
+
+    def words(self, block: Dim, column: Dim, count: int) -> Iterator[tuple[int, Value]]:
+        halves = self.weights.format.bits == 4
+        for word in range(WORDS // 2 if halves else WORDS):
+            found = load(self.weights.words, self.panel, block, (ROWS * word + column, count), name="stored")
+            if not halves:
+                yield word, found
+                continue
+            yield word, andi(found, self.low, name="lower")
+            yield WORDS // 2 + word, andi(shrui(found, self.four), self.low, name="upper")
+
+    def factors(self, part: int, block: Dim, column: Dim, count: int) -> Value:
+        at, name = self.weights.format.numbers // 2 + ROWS * part, ("scale", "minimum")[part]
+        found = load(self.weights.halves, self.panel, block, (at + column, count), name=f"{name}.half")
+        return extf(found, result_type=VectorType(f32, (count,)), name=name)  # type: ignore[no-any-return]
+
+
+class Unpacked(Source):
+    """Memory for so many blocks of a panel, as bytes and f32."""
+
+    def __init__(self, format_: Format, blocks: int) -> None:
+        self.numbers = alloc("numbers", i32, blocks, WORDS, ROWS)
+        self.parts = alloc("factors", f32, blocks, 1 + format_.minimum, ROWS)
+
+    def fill(self, source: Packed, start: Dim, count: Dim, columns: int) -> None:
+        """Unpacks blocks from one on."""
+
+        def block(b: Dim) -> None:
+            for column in range(0, ROWS, columns):
+                for word, found in source.words(start + b, column, columns):
+                    store(found, self.numbers, b, word, (column, columns))
+                for part in range(1 + source.weights.format.minimum):
+                    store(source.factors(part, start + b, column, columns), self.parts, b, part, (column, columns))
+
+        loop("block", 0, count, 1, block, tag="unpack")
+
+    def words(self, block: Dim, column: Dim, count: int) -> Iterator[tuple[int, Value]]:
+        for word in range(WORDS):
+            yield word, load(self.numbers, block, word, (column, count), name="bytes")
+
+    def factors(self, part: int, block: Dim, column: Dim, count: int) -> Value:
+        return load(self.parts, block, part, (column, count), name=("scale", "minimum")[part])
+
+
+class Product:
+    """One product; what all its loops share."""
+
+    def __init__(self, x: Activations, weights: Weights, out: Value, shape: Shape) -> None:
+        rows, columns = x.rows, buffer_type(out).shape[-1]
+        self.x, self.weights, self.shape = x, weights, shape
+        self.out, self.columns = reshaped(out, rows, columns), columns
+        self.zero, self.nothing = number(0.0, f32, "zero"), number(0, i32, "nothing")
+        self.eight, self.base = number(8, i32, "eight"), number(256.0, f32, "base")
+        self.offset = number(-weights.format.offset, i32, "offset")
+
+    def build(self) -> None:
+        """All loops, for a number of rows that may be open."""
+        rows, shape = self.x.rows, self.shape
+        if isinstance(rows, int):
+            (self._many if rows >= shape.few else self._few)()
+            return
+        enough = cmpi(index_value("apply", rows, name="rows"), index_value("apply", shape.few, name="few"), predicate="ge")
+        choose(enough, self._many, self._few)
+
+    def _few(self) -> None:
+        """Panel by panel, as they are packed."""
+
+        def panel(p: Dim) -> None:
+            source = Packed(self.weights, p)
+            self._blocks(source, p, 0, self.weights.blocks, lambda b, c: self._hints(p, b, c))
+
+        parallel([("panel", 0, self.weights.panels)], panel, tag="panel")
+
+    def _many(self) -> None:
+        """Panel by panel: unpacked, a piece of the steps after the other, and read by all rows."""
+        total = self.weights.blocks
+        assert isinstance(total, int)
+        size = -(-total // -(-total // self.shape.blocks))
+
+        def panel(p: Dim) -> None:
+            source, unpacked = Packed(self.weights, p), Unpacked(self.weights.format, size)
+            for start in range(0, total, size):
+                count = min(size, total - start)
+                unpacked.fill(source, start, count, self.shape.columns)
+                self._blocks(unpacked, p, start, count)
+
+        parallel([("panel", 0, self.weights.panels)], panel, tag="panel")
+
+    def _blocks(self, source: Source, panel: Dim, start: int, count: Dim, hints: Callable[[Dim, Dim], None] | None = None) -> None:
+        """Adds blocks from ``start`` on (block 0 of the source) to all rows of a panel, so many at a time, and what is left one by one."""
+        size, columns = self.shape.rows, self.shape.columns
+
+        def tile(row: Dim, rows: int, column: Dim) -> None:
+            def block(b: Dim, sums: Value) -> Value:
+                if hints is not None:
+                    hints(b, column)
+                return self._block(source, b, start + b, row, rows, column, sums)
+
+            place = (row, rows), (ROWS * panel + column, columns)
+            left = self._left(panel, column)
+            first = load(self.out, *place, valid=left, name="before") if start else filled(self.zero, rows, columns)
+            (found,) = loop("block", 0, count, 1, block, [first], tag="block", result="sums")
+            store(found, self.out, *place, valid=left)
+
+        def across(row: Dim, rows: int) -> None:
+            if columns == ROWS:
+                tile(row, rows, 0)
+            else:
+                loop("column", 0, ROWS, columns, lambda c: tile(row, rows, c), tag="columns")
+
+        total = self.x.rows
+        whole = size * floordiv(total, size)
+        if whole != 0:
+            loop("row", 0, whole, size, lambda r: across(r, size), tag="rows")
+        if whole != total:
+            loop("row", whole, total, 1, lambda r: across(r, 1), tag="rows")
+
+    def _left(self, panel: Dim, column: Dim) -> Value | None:
+        """How many columns there are from one on, where the last panel is not full."""
+        if isinstance(self.columns, int) and self.columns % ROWS == 0:
+            return None
+        return index_value("apply", self.columns - ROWS * panel - column, name="left")
+
+    def _hints(self, panel: Dim, block: Dim, column: Dim) -> None:
+        """Hints for the numbers of a block further on, of this panel or of the next ones."""
+        size = self.weights.format.bytes
+        if self.shape.ahead:
+            prefetch(self.weights.packed, panel, block + self.shape.ahead // size, (size // ROWS * column, size // ROWS * self.shape.columns))
+
+    # -- a block ---------------------------------------------------------------------------------------------------
+
+    def _block(self, source: Source, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, sums: Value) -> Value:
+        """Adds a block (``b`` of the source) to the sums of some rows and columns."""
+        x, columns = self.x, self.shape.columns
+        exact = [self._start(block, digit, row, rows) for digit in range(x.digits)]
+        for word, found in source.words(b, column, columns):
+            for digit in range(x.digits):
+                four = load(x.words, (row, rows), (block * x.digits + digit) * WORDS + word, keep=True, name="four")
+                exact[digit] = dot4(found, four, exact[digit], name=f"exact.{digit}")
+        scale = load(x.scales, (row, rows), 2 * block, keep=True, name="s")
+        factor = mulf(source.factors(0, b, column, columns), scale)
+        sums = fma(factor, self._joined(exact), sums)
+        if not self.weights.format.minimum:
+            return sums
+        total = load(x.scales, (row, rows), 2 * block + 1, keep=True, name="total")
+        return fma(source.factors(1, b, column, columns), total, sums)  # type: ignore[no-any-return]
+
+    def _start(self, block: Dim, digit: int, row: Dim, rows: int) -> Value:
+        """What the sums of a digit start from: what the offset of the numbers takes away."""
+        if not self.weights.format.offset:
+            return filled(self.nothing, rows, self.shape.columns)
+        found = load(self.x.sums, (row, rows), block * self.x.digits + digit, keep=True, name="sum")
+        return muli(found, self.offset)  # type: ignore[no-any-return]
+
+    def _joined(self, exact: Sequence[Value]) -> Value:
+        """The sums of all digits as one float: up to two digits are one exact integer."""
+
+        def to_float(x: Value) -> Value:
+            assert isinstance(x.type, VectorType)
+            return sitofp(x, result_type=VectorType(f32, x.type.shape))  # type: ignore[no-any-return]
+
+        *low, high = exact
+        if low:
+            high = addi(shli(high, self.eight), low[-1])
+        return to_float(high) if len(exact) < 3 else fma(to_float(high), self.base, to_float(exact[0]))

@@ -1,0 +1,113 @@
+"""The loops of ``split_digits``: block after block of a row.
+
+Everything is computed from bits of f32: ``arith.bitcast`` there and back makes a number f32 where the interpreter keeps more, so that
+integers are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dialects.arith.bits import andi, shli, shrsi
+from dialects.arith.cast import bitcast, extsi, fptosi, sitofp, trunci
+from dialects.arith.comparison import cmpi, select
+from dialects.arith.floats import divf, mulf
+from dialects.arith.integers import addi, maxsi, subi
+from dialects.graph.digits import BLOCK, LARGEST, LEAST_SCALE, POWER_STEPS
+from dialects.math import roundeven
+from dialects.vector import multi_reduction
+from ir.core import Value
+from ir.dims import Dim
+from ir.types import DType, ScalarType, Type, VectorType, f32, i8, i32
+from passes.loops._blocks import buffer_type, load, loop, number, parallel, reshaped, store
+
+_INFINITY = 0x7F800000
+_LARGEST = 0x7FFFFFFF
+
+
+def _bits(value: float) -> int:
+    return int(np.array(value, np.float32).view(np.int32))
+
+
+def _like(value: Value, dtype: DType) -> Type:
+    """The type of a value with other elements."""
+    return VectorType(dtype, value.type.shape) if isinstance(value.type, VectorType) else ScalarType(dtype)
+
+
+def _as(value: Value, dtype: DType, name: str | None = None) -> Value:
+    """The bits of a value as another type."""
+    return bitcast(value, result_type=_like(value, dtype), name=name)  # type: ignore[no-any-return]
+
+
+def _stored(value: Value, name: str) -> Value:
+    """A float as f32, whatever it is computed in."""
+    return _as(_as(value, i32), f32, name)
+
+
+def split_rows(x: Value, digits: Value, scales: Value, sums: Value) -> None:
+    """Fills the results of ``split_digits``."""
+    *front, size = buffer_type(x).shape
+    count = buffer_type(digits).shape[-2]
+    assert isinstance(size, int) and isinstance(count, int)
+    rows: Dim = 1
+    for d in front:
+        rows = rows * d
+    blocks = size // BLOCK
+    _Split(
+        reshaped(x, rows, size), reshaped(digits, rows, blocks, count, BLOCK), reshaped(scales, rows, blocks, 2),
+        reshaped(sums, rows, blocks, count), count,
+    ).build(rows, blocks)  # fmt: skip
+
+
+class _Split:
+    def __init__(self, x: Value, digits: Value, scales: Value, sums: Value, count: int) -> None:
+        self.x, self.digits, self.scales, self.sums, self.count = x, digits, scales, sums, count
+        self.magnitude = number(_LARGEST, i32, "magnitude")
+        self.infinity = number(_INFINITY, i32, "infinity")
+        self.nothing, self.zero = number(0, i32, "nothing"), number(0.0, f32, "zero")
+        self.nan = number(float("nan"), f32, "nan")
+        self.least = number(_bits(LARGEST[count] * LEAST_SCALE), i32, "least")
+        self.steps = [number(8 * n, i32, "step") for n in range(count)]
+        self.halves = [number(sum(128 << 8 * m for m in range(n)), i32, "half") for n in range(count)]
+        if count == 3:
+            self.up, self.down = (number(n, i32, name) for n, name in zip(POWER_STEPS, ("up", "down"), strict=True))
+            self.inverse = number(254 << 23, i32, "inverse")
+        else:
+            self.limit = number(LARGEST[count], f32, "limit")
+
+    def build(self, rows: Dim, blocks: int) -> None:
+        def row(i: Dim) -> None:
+            loop("block", 0, blocks, 1, lambda b: self._block(i, b), tag="split")
+
+        parallel([("row", 0, rows)], row, tag="rows")
+
+    def _block(self, row: Dim, block: Dim) -> None:
+        found = _as(load(self.x, row, (BLOCK * block, BLOCK), name="x"), i32, "bits")
+        largest = multi_reduction(andi(found, self.magnitude), kind="max", axes=(0,), name="largest")
+        finite = cmpi(largest, self.infinity, predicate="lt", name="finite")
+        scale, factor = self._scale(maxsi(select(finite, largest, self.nothing), self.least))
+        factor = select(finite, factor, self.zero)
+        scaled = _stored(mulf(_as(found, f32), factor), "scaled")
+        integers = fptosi(roundeven(scaled), result_type=VectorType(i32, (BLOCK,)), name="integers")
+        total: Value | None = None
+        for n in range(self.count):
+            moved = shrsi(addi(integers, self.halves[n]), self.steps[n]) if n else integers
+            digit = trunci(moved, result_type=VectorType(i8, (BLOCK,)), name=f"digit.{n}")
+            store(digit, self.digits, row, block, n, (0, BLOCK))
+            wide = extsi(digit, result_type=VectorType(i32, (BLOCK,)))
+            found_sum = multi_reduction(wide, kind="add", axes=(0,), name=f"sum.{n}")
+            store(found_sum, self.sums, row, block, n)
+            total = found_sum if total is None else addi(total, shli(found_sum, self.steps[n]))
+        scale = select(finite, scale, self.nan)
+        store(scale, self.scales, row, block, 0)
+        assert total is not None
+        total = _stored(sitofp(total, result_type=ScalarType(f32)), "total")
+        store(_stored(mulf(scale, total), "total"), self.scales, row, block, 1)
+
+    def _scale(self, largest: Value) -> tuple[Value, Value]:
+        """The scale for bits of the largest magnitude, and what numbers are multiplied with."""
+        if self.count == 3:
+            bits = subi(andi(addi(largest, self.up), self.infinity), self.down)
+            return _as(bits, f32, "scale"), _as(subi(self.inverse, bits), f32, "factor")
+        m = _as(largest, f32)
+        return _stored(divf(m, self.limit), "scale"), _stored(divf(self.limit, m), "factor")

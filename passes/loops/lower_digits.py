@@ -1,0 +1,211 @@
+"""Pass ``lower-digits``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from dialects.graph.digits import LARGEST, Format, packed_format
+from dialects.memref import from_tensor, to_tensor
+from ir.attributes import attribute_key
+from ir.builder import Builder
+from ir.core import Module, Operation, Trivia, Value
+from ir.references import load_time_graphs
+from ir.rewriter import walk_graphs
+from ir.types import TensorType, is_known
+from passes.infra.base import Pass, PassContext
+from passes.loops._blocks import alloc
+from passes.loops._digits import Product, Shape, activations_of, weights_of
+from passes.loops._loops import clone_before, outermost
+from passes.loops._memory import memory_of
+from passes.loops._packed import FloatProduct, gather_rows
+from passes.loops._split import split_rows
+
+_READERS = ("memref.load", "vector.load", "memref.prefetch", "memref.dim", "memref.to_tensor")
+
+
+@dataclass(frozen=True)
+class LowerDigits(Pass):
+    """Turns products with packed weights into loops over n-d vectors: ``split_digits``, ``digit_linear``, ``packed_linear``,
+    ``packed_embedding``.
+
+    Before::
+
+        graph @main(%x: f32[1, 64], %p: u8[2, 2, 640]) -> f32[1, 64] {
+          %d, %s, %t = split_digits(%x)
+          %y = digit_linear(%d, %s, %t, %p, rows=64)
+          return %y
+        }
+
+    After (what ``digit_linear`` becomes, for one digit of three)::
+
+        scf.parallel(%panel = 0 to 2, tag="panel") {
+          %sums = scf.for(%block = 0 to 2, %acc = %zeros) {
+            %stored = vector.load(%p.words[%panel, %block, 0, 0:+32]) : vector<i32[32]>
+            %lower = arith.andi(%stored, %low) : vector<i32[32]>
+            %four = vector.load(%d.words[0:+1, 24*%block]) : vector<i32[1, 1]>
+            %exact.0 = arith.dot4(%lower, %four, %nothings) : vector<i32[1, 32]>
+            ...
+
+    A product has forms for one row, for some rows and for many, of which the number of rows chooses one, at run time where it is
+    open; all give the same bits for a row (:mod:`passes.loops._digits`).  Blocks are ``rows`` rows (for one, two and three digits) by
+    ``columns`` rows of weights.  For ``few`` rows or more a panel of weights is unpacked first, ``blocks`` blocks of 32 steps at a time,
+    so that it stays in the nearest cache.  ``ahead`` is how many bytes further the hints for packed weights go, 0 for none.
+
+    Lowered are operations whose sizes but for the number of rows are known, in the graph's own block, once ``lower-to-linalg`` has
+    left them between ``memref.to_tensor`` and ``memref.from_tensor``; where nothing has written the buffers meanwhile, they are used
+    themselves.
+    """
+
+    preserves: ClassVar[Literal["bits", "values"]] = "values"
+    keeps_types: ClassVar[bool] = True
+
+    rows: tuple[int, ...] = (4, 3, 2)
+    columns: int = 32
+    floats: int = 8
+    """rows that ``packed_linear`` works on at a time"""
+    blocks: int = 24
+    few: int = 8
+    ahead: int = 8192
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != len(LARGEST) or any(r < 1 for r in (*self.rows, self.floats)):
+            raise ValueError("rows: expected three numbers of 1 or more; floats: one")
+        if self.columns not in (4, 8, 16, 32):
+            raise ValueError("columns: expected 4, 8, 16 or 32")
+        if self.blocks < 1 or self.few < 1 or self.ahead < 0:
+            raise ValueError("blocks and few: expected 1 or more; ahead: 0 or more")
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        lowerings: dict[str, Lowering] = {
+            "split_digits": lambda op, operands, results: split_rows(operands[0], *results),
+            "digit_linear": self._digits,
+            "packed_linear": self._floats,
+            "packed_embedding": lambda op, operands, results: gather_rows(weights_of(operands[0], _format(op)), operands[1], results[0], _rows(op)),
+        }
+        changed, known = False, Known()
+        at_load_time = load_time_graphs(module)
+        for graph in walk_graphs(module):
+            for op in list(graph.block) if graph.name not in at_load_time else ():
+                lower = lowerings.get(op.definition.text_name)
+                if lower is not None and _is_known(op):
+                    _lower(op, lower, known)
+                    context.count(f"{op.definition.text_name} lowered")
+                    changed = True
+        return changed
+
+    def _shape(self, rows: int) -> Shape:
+        return Shape(rows, self.columns, self.blocks, self.few, self.ahead)
+
+    def _digits(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
+        digits, scales, sums, packed = operands
+        x = activations_of(digits, scales, sums)
+        Product(x, weights_of(packed, _format(op)), results[0], self._shape(self.rows[x.digits - 1])).build()
+
+    def _floats(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
+        x, packed = operands
+        FloatProduct(x, weights_of(packed, _format(op)), results[0], self._shape(self.floats)).build()
+
+
+def _format(op: Operation) -> Format:
+    packed = op.operand("packed")
+    assert packed is not None and isinstance(packed.type, TensorType)
+    return packed_format(packed.type)
+
+
+def _rows(op: Operation) -> int:
+    rows: Any = op.attribute("rows")
+    return int(rows)
+
+
+def _is_known(op: Operation) -> bool:
+    """Whether all sizes are known but for those of dimensions in front, and none is 0."""
+    for value in (*op.operands, *op.results):
+        if not isinstance(value.type, TensorType) or not is_known(value.type):
+            return False
+    packed, x = op.operand("packed"), op.operand("x")
+    sizes = [*(packed.type.shape if packed is not None else ()), *((x.type.shape[-1],) if x is not None else ())]  # type: ignore[union-attr]
+    return all(isinstance(size, int) and size > 0 for size in sizes)
+
+
+Lowering = Callable[[Operation, Sequence[Value], Sequence[Value]], None]
+Known = dict[Any, tuple[list[Operation], list[Value]]]
+"""The loops of operations by what they depend on, and the buffers that they are built for."""
+
+
+def _lower(op: Operation, lower: Lowering, known: Known) -> None:
+    """Puts loops in the place of an operation: built anew, or those of an operation like it for other buffers."""
+    with Builder.before_op(op) as builder:
+        operands = [_buffer(op, tensor) for tensor in op.operands]
+        results = [alloc(f"{r.name}.buffer", r.type.dtype, *r.type.shape) for r in op.results]  # type: ignore[union-attr]
+        buffers = [*operands, *results]
+        kind = op.graph, op.definition, tuple((n, attribute_key(a)) for n, a in sorted(op.attributes.items())), _pattern(buffers)
+        if kind not in known:
+            begin = len(builder.created)
+            lower(op, operands, results)
+            known[kind] = builder.created[begin:], buffers
+        else:
+            ops, models = known[kind]
+            mapping = dict(zip(models, buffers, strict=True))
+            assert op.block is not None
+            for made in ops:
+                clone_before(made, op, op.block, mapping)
+        tensors: list[Value] = [to_tensor(buffer) for buffer in results]
+        first = builder.created[0]
+    if op.trivia is not None:
+        first.trivia = Trivia(op.trivia.blank_before, op.trivia.detached, op.trivia.leading, op.trivia.trailing)
+        op.trivia = None
+    _replace(op, results, tensors)
+
+
+def _pattern(buffers: Sequence[Value]) -> tuple[Any, ...]:
+    """The types of buffers, and which are the same."""
+    return tuple((b.type, buffers.index(b)) for b in buffers)
+
+
+def _buffer(op: Operation, tensor: Value) -> Value:
+    """The buffer that a tensor was taken out of, when nothing has written it since; else the tensor as a buffer."""
+    source = tensor.defining_op
+    if source is not None and source.definition is to_tensor and source.block is op.block:
+        buffer = source.operands[0]
+        memory = memory_of(buffer)
+        writers = _writers(memory.base) if memory.kind == "alloc" else None
+        at = source.next
+        while at is not None and at is not op and writers is not None and at not in writers:
+            at = at.next
+        if at is op and writers is not None:
+            return buffer
+    return from_tensor(tensor, name=f"{tensor.name}.buffer")  # type: ignore[no-any-return]
+
+
+def _writers(memory: Value) -> set[Operation]:
+    """The operations of the graph's own block that write new memory, or hold one that does."""
+    found: set[Operation] = set()
+    names = [memory]
+    for name in names:
+        for user in name.users:
+            if user.definition.full_name in ("memref.reshape", "memref.view"):
+                names.append(user.result)
+            elif user.definition.full_name not in _READERS:
+                found.add(outermost(user))
+    return found
+
+
+def _replace(op: Operation, buffers: Sequence[Value], tensors: Sequence[Value]) -> None:
+    """Puts buffers in the place of an operation's results; tensors that nobody reads any more go."""
+    operands, names, graph = list(dict.fromkeys(op.operands)), [r.name for r in op.results], op.graph
+    assert graph is not None
+    for result, buffer, tensor in zip(op.results, buffers, tensors, strict=True):
+        for user in list(result.users):
+            if user.definition is from_tensor and user.block is op.block:
+                user.result.replace_all_uses_with(buffer)
+                user.erase()
+        result.replace_all_uses_with(tensor)
+    op.erase()
+    for tensor, name in zip(tensors, names, strict=True):
+        graph.rename(tensor, name)
+    for value in (*tensors, *operands):
+        source = value.defining_op
+        if source is not None and source.definition is to_tensor and not value.has_uses:
+            source.erase()
