@@ -85,15 +85,21 @@ def at_location(error: GraphError, location: Any) -> GraphError:
     return GraphError(error.diagnostics)
 
 
-def bind_constants(module: Module, graph: Graph, constants: Mapping[str, ArrayLike], sources: Sources) -> None:
+def given_arrays(constants: Mapping[str, ArrayLike], location: Any) -> ArraySource:
+    """Arrays of the caller as weights.  Raises :class:`GraphError` for what is no array."""
+    return ArraySource({n: plain_array(a, n, location) for n, a in constants.items()}, "the given constants")
+
+
+def bind_constants(module: Module, graph: Graph, constants: Mapping[str, ArrayLike], sources: Sources) -> str | None:
     """Replaces parameters by weights that hold the given arrays; they are folded like the weights of a file.
 
+    Returns the name of the file that they are said to be in, None when there are none.
     Raises :class:`GraphError` for a name that is no parameter, an ``inout`` one, or an array that doesn't fit.
     """
     if not constants:
-        return
+        return None
     file = _free_file_name(module)
-    arrays = ArraySource({n: plain_array(a, n, graph.loc) for n, a in constants.items()}, "the given constants")
+    arrays = given_arrays(constants, graph.loc)
     by_name = {p.name: p for p in graph.parameters}
     for name in constants:
         parameter = by_name.get(name)
@@ -123,6 +129,7 @@ def bind_constants(module: Module, graph: Graph, constants: Mapping[str, ArrayLi
         parameter.replace_all_uses_with(op.results[0])
         del graph.names[parameter.name]
     graph.block.arguments = kept
+    return file
 
 
 def plain_array(value: Any, name: str, location: Any) -> NDArray[Any]:

@@ -13,6 +13,7 @@ import re
 import struct
 import threading
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -234,9 +235,11 @@ class Code:
             return cls(compile_object(text, level=level, optimize=optimize, known=addresses), addresses=addresses)
         key = make_key("object", [text, str(level), str(optimize), *compiler()])
         data = cache.get(key)
-        if data is None:
-            data = compile_object(text, level=level, optimize=optimize, known=addresses)
-            cache.put(key, data)
+        if data is not None:
+            with suppress(CompileError):  # then it is made again
+                return cls(data, addresses=addresses)
+        data = compile_object(text, level=level, optimize=optimize, known=addresses)
+        cache.put(key, data)
         return cls(data, addresses=addresses)
 
     @classmethod
