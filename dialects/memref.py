@@ -12,8 +12,8 @@ from dialects._access import check_access, check_single, element, write
 from ir.core import Operation, Parameter, Value
 from ir.dims import Dim, UnknownDim, product
 from ir.layout import AccessArg, OperandArg, layout_of
-from ir.opdef import AttributeSpec, Buffer, ExecutionError, RegionOpDef, Tensor, TypeProblem, op, register
-from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, UnknownType, i8, index, u8
+from ir.opdef import AttributeSpec, Buffer, ExecutionError, RegionOpDef, Stored, Tensor, TypeProblem, op, register
+from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, UnknownType, buffer_of, i8, index, u8
 
 _LOCALITY = AttributeSpec("locality", int, 3, required=False, positional=False)
 
@@ -63,7 +63,7 @@ class OfInout(RegionOpDef):
 
 
 def _from_tensor(x: TensorType) -> MemRefType:
-    return MemRefType(x.dtype, x.shape)
+    return buffer_of(x)
 
 
 def _to_tensor(m: MemRefType) -> TensorType:
@@ -71,10 +71,11 @@ def _to_tensor(m: MemRefType) -> TensorType:
 
 
 @op(infer=_from_tensor, dialect="memref", exact_bits=True)
-def from_tensor(x: Tensor) -> Any:
+def from_tensor(x: Stored) -> Any:
     """The elements of a tensor as a buffer that can be read only.
 
-    Nothing is copied; a store into it is refused when the program runs.
+    Nothing is copied; a store into it is refused when the program runs.  Blocks (``q4_0``, ``q4_1``, ``q8_0``) come as their
+    bytes: ``memref<u8[N, blocks, bytes]>``.
 
     Example::
 
@@ -90,6 +91,8 @@ def from_tensor(x: Tensor) -> Any:
         }
     """
     view = np.asarray(x, order="C").view()  # an array from outside may have gaps
+    if view.dtype.names is not None:
+        view = view.view(np.uint8).reshape(*view.shape, view.dtype.itemsize)
     view.setflags(write=False)
     return view
 

@@ -19,7 +19,7 @@ from ir.attributes import Dense
 from ir.core import Block, Graph, Operation, Value
 from ir.dims import Dim, substitute, symbol, symbols_of
 from ir.layout import LAYOUT, AccessArg, BindArg, ExpressionArg, IndexExpr, LoopDim, RangeArg, evaluate_expr, layout_of
-from ir.types import MemRefType, ScalarType, TensorType, VectorType, index, substitute_type
+from ir.types import MemRefType, ScalarType, TensorType, VectorType, buffer_of, index, substitute_type
 
 FLOPS: dict[str, int] = {
     **dict.fromkeys(("arith.addf", "arith.subf", "arith.mulf", "arith.divf", "arith.maximumf", "arith.minimumf", "math.sqrt"), 1),
@@ -93,7 +93,7 @@ def least_bytes(works: Sequence[Work], used_elsewhere: Iterable[Value], names: M
         size = float(_elements(type_, names))
         read, written = (min(size, sum(_merged(part).values())) for part in _forms(works, memory))
         elements = max(0.0, read - written) + (written if memory in kept else 0.0)
-        total += elements * type_.dtype.itemsize
+        total += elements * (1 if type_.dtype.is_block else type_.dtype.itemsize)
     return total
 
 
@@ -114,6 +114,8 @@ def _merged(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def _elements(type_: MemRefType | TensorType, names: Mapping[str, int]) -> int:
     concrete = substitute_type(type_, dict(names))
     assert isinstance(concrete, (MemRefType, TensorType))
+    if isinstance(concrete, TensorType):
+        concrete = buffer_of(concrete)  # blocks are read as bytes
     return math.prod(d for d in concrete.shape if isinstance(d, int))
 
 

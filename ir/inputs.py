@@ -14,7 +14,7 @@ from ir.dims import Dim, DimExpr, UnknownDim, substitute, symbols_of
 from ir.evaluate import round_to
 from ir.inference import Inference, unify_call
 from ir.signature import check_constraints, constraint_holds
-from ir.types import DType, MemRefType, TensorType, Type, f16, q4_0, q8_0, storage_shape, type_symbols
+from ir.types import DType, MemRefType, TensorType, Type, array_shape, f16, q4_0, q8_0, type_symbols
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -140,7 +140,7 @@ def generate_array(
 ) -> NDArray[Any]:
     """An array of one element type, ``shape`` counts elements; see :data:`Kind` and :data:`CAUTION_LEVELS`."""
     if dtype.is_block:
-        return _generate_blocks(generator, dtype, [int(d) for d in storage_shape(TensorType(dtype, tuple(shape)))], kind, caution)  # type: ignore[arg-type]
+        return _generate_blocks(generator, dtype, array_shape(TensorType(dtype, tuple(shape))), kind, caution)
     if dtype.kind == "bool":
         return np.ones(shape, np.bool_) if caution else np.asarray(generator.integers(0, 2, shape) == 1)
     if not dtype.is_float:

@@ -142,10 +142,22 @@ def storage_shape(type_: TensorType) -> tuple[Dim, ...]:
     return (*type_.shape[:-1], block_count(type_.dtype, type_.shape[-1]))
 
 
+def array_shape(type_: TensorType) -> tuple[int, ...]:
+    """:func:`storage_shape` of a tensor whose dimensions are numbers."""
+    return tuple(int(d) for d in storage_shape(type_))  # type: ignore[arg-type]
+
+
 def tensor_shape(dtype: DType, stored: Sequence[int]) -> tuple[int, ...]:
     """The shape of the tensor that an array of shape ``stored`` holds: the inverse of :func:`storage_shape`."""
     shape = tuple(int(d) for d in stored)
     return (*shape[:-1], shape[-1] * dtype.block) if dtype.is_block and shape else shape
+
+
+def buffer_of(type_: TensorType) -> MemRefType:
+    """The buffer that a tensor is read from: its elements, or the bytes of its blocks, [..., blocks, bytes of one]."""
+    if not type_.dtype.is_block:
+        return MemRefType(type_.dtype, type_.shape)
+    return MemRefType(u8, (*storage_shape(type_), type_.dtype.block_bytes))
 
 
 def type_problem(type_: Type) -> str | None:

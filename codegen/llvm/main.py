@@ -19,7 +19,7 @@ from ir.core import Block, Graph, Operation, Parameter, Value
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim
 from ir.layout import AccessArg, layout_of
-from ir.types import MemRefType, TensorType
+from ir.types import MemRefType, TensorType, buffer_of
 
 STORED = ("graph.weight", "graph.constant", "graph.initial")
 """Operations of a graph's own block whose results are there before it runs."""
@@ -272,7 +272,7 @@ class MainWriter(Writer):
     def _tensor_buffer(self, value: Value, position: int, align: int) -> Buffer:
         if not isinstance(value.type, TensorType):
             raise GraphError(Diagnostic(f"codegen: %{value.name} of type {value.type} is no tensor", value.location))
-        type_ = MemRefType(value.type.dtype, value.type.shape)
+        type_ = buffer_of(value.type)
         return Buffer(self._argument_pointer(position), type_, self.unit.shape_of(type_), max(align, type_.dtype.itemsize))
 
     def _result_pointer(self, position: int) -> str:

@@ -139,10 +139,10 @@ class Entry:
 def make_entry(program: NativeProgram, slow: Callable[..., Any], fail: Callable[..., Any], load: Loader) -> Entry | None:
     """The fast path of a program; None where there can't be one.
 
-    There is none for programs that print, for sizes that take more than 64 bits to compute, and in a Python or numpy that
-    is not known here.  Programs with threads use those of the shared pool.
+    There is none for programs that print or take or give tensors of blocks, for sizes that take more than 64 bits to compute, and in
+    a Python or numpy that is not known here.  Programs with threads use those of the shared pool.
     """
-    if program.calls_back or program.poison:
+    if program.calls_back or program.poison or any(t.dtype.is_block for t in program.result_types):
         return None
     interface = find_interface()
     if interface is None:
@@ -170,6 +170,8 @@ class _Writer:
         self.threads = program.threads
         for parameter in program.graph.parameters:
             if not isinstance(parameter.type, TensorType | MemRefType) or any(isinstance(d, UnknownDim) for d in parameter.type.shape):
+                raise Unsupported
+            if parameter.type.dtype.is_block:
                 raise Unsupported
             self.parameter_types.append(parameter.type)
 

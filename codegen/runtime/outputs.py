@@ -10,7 +10,7 @@ import numpy as np
 from ir.core import Graph
 from ir.diagnostics import Diagnostic, GraphError
 from ir.signature import overlap, overlaps_itself
-from ir.types import TensorType, dtype_from_numpy
+from ir.types import TensorType, dtype_from_numpy, tensor_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,8 +48,9 @@ def check_outputs(graph: Graph, out: Arrays, results: Sequence[tuple[tuple[int, 
             wanted = dtype_from_numpy(np.dtype(dtype))
             assert wanted is not None
             found = dtype_from_numpy(array.dtype)
-            name = str(array.dtype) if found is None else str(TensorType(found, array.shape))
-            raise GraphError(Diagnostic(f"out: %{value.name} is {TensorType(wanted, shape)}, but the array is {name}", value.location))
+            name = str(array.dtype) if found is None else str(TensorType(found, tensor_shape(found, array.shape)))
+            type_ = TensorType(wanted, tensor_shape(wanted, shape))
+            raise GraphError(Diagnostic(f"out: %{value.name} is {type_}, but the array is {name}", value.location))
     for at, (value, array) in enumerate(zip(graph.results, out, strict=True)):
         for other, earlier in zip(graph.results[:at], out[:at], strict=True):
             if overlap(array, earlier):

@@ -13,7 +13,7 @@ from ir.blocks import dequantize
 from ir.dims import Dim, UnknownDim, compatible, exact_div, merge, product
 from ir.evaluate import round_to
 from ir.opdef import ExecutionError, Integer, Shape, Stored, Tensor, TypeProblem, op
-from ir.types import DType, TensorType, f32
+from ir.types import DType, TensorType, f32, f64
 
 # -- concat and split --------------------------------------------------------------------------------------------------
 
@@ -329,8 +329,8 @@ def _checked(operation: str, indices: Tensor, size: int, axis: int) -> Tensor:
 
 
 def _numbers(taken: Tensor) -> Tensor:
-    """What was taken, blocks as numbers."""
-    return dequantize(taken, f32) if taken.dtype.names is not None else taken
+    """What was taken, blocks as their exact numbers."""
+    return dequantize(taken, f64) if taken.dtype.names is not None else taken
 
 
 def _infer_gather(x: TensorType, indices: TensorType, axis: int) -> TensorType:

@@ -8,7 +8,7 @@ from dialects.graph._shapes import broadcast_dim, require_rank, require_same_dty
 from ir.blocks import dequantize
 from ir.dims import Dim, compatible
 from ir.opdef import Numeric, NumericOrBlocks, Tensor, TypeProblem, op
-from ir.types import TensorType, f32
+from ir.types import TensorType, f32, f64
 
 _SYMBOL_HINT = "dimensions are equal only when they are written alike; give both the same name, or specialize them"
 
@@ -158,7 +158,7 @@ def linear(x: Numeric, weight: NumericOrBlocks, *, bias: Tensor | None = None) -
     zeros.
 
     The weight may be stored in blocks (``q4_0``, ``q4_1``, ``q8_0``) beside an f32 ``x``: then this is
-    ``linear(x, dequantize(weight))``.
+    ``linear(x, dequantize(weight))``, but for the rounding of the weight.
 
     Example::
 
@@ -182,6 +182,6 @@ def linear(x: Numeric, weight: NumericOrBlocks, *, bias: Tensor | None = None) -
         }
     """
     if weight.dtype.names is not None:
-        weight = dequantize(weight, f32).astype(x.dtype)
+        weight = dequantize(weight, f64)
     y = np.matmul(x, weight.T)
     return y if bias is None else y + bias  # type: ignore[no-any-return]

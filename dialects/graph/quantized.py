@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ir import blocks
 from ir.opdef import Blocks, Tensor, TypeProblem, op
-from ir.types import DType, TensorType, f32
+from ir.types import DType, TensorType, f32, f64
 
 
 def _dequantize_type(x: TensorType, dtype: DType) -> TensorType:
@@ -39,4 +39,4 @@ def dequantize(x: Blocks, *, dtype: DType = f32) -> Tensor:
           return %y
         }
     """
-    return blocks.dequantize(x, dtype)
+    return blocks.dequantize(x, f64)  # which is rounded once afterwards

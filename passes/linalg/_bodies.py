@@ -22,7 +22,7 @@ from ir.core import Region, Value
 from ir.dims import Dim, DimExpr
 from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, OperandArg, RangeArg, operand_symbol
 from ir.opdef import REGISTRY
-from ir.types import MemRefType, ScalarType, Type, boolean, f64, i64, index
+from ir.types import MemRefType, ScalarType, TensorType, Type, boolean, f64, i64, index
 from passes.linalg._elementwise import compare, convert
 from passes.linalg._nests import Lowering, number, scalar_dtype, tensor_type
 
@@ -220,17 +220,17 @@ class Described:
             self.dims.append(extent)
         return self.known[extent]
 
-    def type(self, buffer: Value) -> str:
-        """The type of the tensor in a buffer."""
-        type_ = buffer_type(buffer)
+    def type(self, value: Value) -> str:
+        """The type of a tensor, or of the one in a buffer."""
+        type_ = value.type if isinstance(value.type, TensorType) else buffer_type(value)
         return f"{type_.dtype}[{', '.join(map(self.dim, type_.shape))}]"
 
 
-def require_elements(buffer: Value, axis: int, message: str) -> None:
-    """Checks that a buffer has elements along an axis, if that is not known; ``{x}`` in the message is its type."""
+def require_elements(buffer: Value, axis: int, message: str, shown: Value | None = None) -> None:
+    """Checks that a buffer has elements along an axis, if that is not known; ``{x}`` in the message is its type, or that of ``shown``."""
     extent = buffer_type(buffer).shape[axis]
     if isinstance(extent, int):
         return
     some = cmpi(size(buffer, axis), number(0, index), predicate="ne")
     described = Described({extent: "0"})
-    check(some, message.replace("{x}", described.type(buffer)), (), described)
+    check(some, message.replace("{x}", described.type(buffer if shown is None else shown)), (), described)

@@ -26,12 +26,13 @@ from passes.linalg._bodies import (
     to_index,
 )
 from passes.linalg._nests import Access, Lowering, number, tensor_type
+from passes.linalg._quantized import gathered_blocks
 
 
-def check_indices(low: Lowering, indices: Value, x: Value, axis: int) -> Callable[[], Value]:
+def check_indices(low: Lowering, indices: Value, x: Value, axis: int, tensor: Value) -> Callable[[], Value]:
     """A nest that looks at every index before one is used, so an empty result does not hide one that is wrong.
 
-    Returns what makes the size of the axis in a body.
+    ``tensor`` is what lies in the buffer ``x``.  Returns what makes the size of the axis in a body.
     """
     name, shown = low.op.definition.name, low.op.attribute("axis")
     extent = buffer_type(x).shape[axis]
@@ -45,8 +46,8 @@ def check_indices(low: Lowering, indices: Value, x: Value, axis: int) -> Callabl
     def body(stored: Value) -> None:
         if extent == 0:
             empty = Described()
-            check(number(False, boolean), f"{name}: no index is in range: dimension {axis} of {empty.type(x)} is 0", (), empty)
-        require_elements(x, axis, f"{name}: no index is in range: dimension {axis} of {{x}} is 0")
+            check(number(False, boolean), f"{name}: no index is in range: dimension {axis} of {empty.type(tensor)} is 0", (), empty)
+        require_elements(x, axis, f"{name}: no index is in range: dimension {axis} of {{x}} is 0", tensor)
         at = to_index(stored)
         lowest = number(-extent, index) if isinstance(extent, int) else subi(number(0, index), count())
         inside = andi(cmpi(at, lowest, predicate="ge"), cmpi(at, count(), predicate="lt"))
@@ -60,7 +61,9 @@ def gathered(low: Lowering) -> list[Value]:
     """``gather``: a nest over the result, with the index in its body."""
     axis = axis_of(low)
     source, indices = low.operand("x"), low.operand("indices")
-    count = check_indices(low, indices, source, axis)
+    count = check_indices(low, indices, source, axis, low.op.operands[0])
+    if tensor_type(low.op.operands[0]).dtype.is_block:
+        return [gathered_blocks(low, source, indices, axis, count)]
     rank = len(buffer_type(indices).shape)
     loops = low.loops(tensor_type(low.op.result).shape)
     names: tuple[Dim, ...] = tuple(n.name for n in loops)
@@ -78,7 +81,7 @@ def gathered_elements(low: Lowering) -> list[Value]:
     """``gather_elements``: the same with an index for every element."""
     axis = axis_of(low)
     source, indices = low.operand("x"), low.operand("indices")
-    count = check_indices(low, indices, source, axis)
+    count = check_indices(low, indices, source, axis, low.op.operands[0])
     loops = low.loops(tensor_type(low.op.result).shape)
     names: tuple[Dim, ...] = tuple(n.name for n in loops)
 
@@ -94,7 +97,7 @@ def scattered(low: Lowering) -> list[Value]:
     """``scatter``: a copy, then serial loops over the indices, so that the last of equal ones wins."""
     axis = axis_of(low)
     source, indices, updates = low.operand("x"), low.operand("indices"), low.operand("updates")
-    count = check_indices(low, indices, source, axis)
+    count = check_indices(low, indices, source, axis, low.op.operands[0])
     shape, counted = buffer_type(source).shape, buffer_type(indices).shape
     buffer = low.result_buffer()
     loops = low.loops(shape)

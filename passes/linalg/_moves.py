@@ -7,7 +7,7 @@ from typing import Any
 
 from dialects.arith.cast import index_cast, sitofp
 from dialects.arith.comparison import cmpi, select
-from dialects.arith.integers import subi
+from dialects.arith.integers import muli, subi
 from dialects.graph._shapes import normalize_axes, normalize_axis
 from dialects.memref import dim
 from ir.core import Value
@@ -164,8 +164,12 @@ def dimension(low: Lowering) -> list[Value]:
     source = low.operand("x")
     axis = normalize_axis(_attribute(low, "axis"), tensor_type(low.op.operands[0]).rank)
     buffer = low.result_buffer()
+    type_ = tensor_type(low.op.operands[0])
     with low.builder as builder:
-        store(builder, index_cast(dim(source, axis=axis), result_type=ScalarType(i64)), buffer, [])
+        size = index_cast(dim(source, axis=axis), result_type=ScalarType(i64))
+        if type_.dtype.is_block and axis == type_.rank - 1:
+            size = muli(size, number(type_.dtype.block, i64))
+        store(builder, size, buffer, [])
     return [buffer]
 
 

@@ -11,7 +11,7 @@ from ir.references import load_time_graphs
 from ir.rewriter import replace_op, walk_graphs
 from ir.types import TensorType, is_known
 from passes.infra.base import Pass, PassContext
-from passes.linalg import _carried, _effects, _elementwise, _indexing, _moves, _powers, _reductions, _sampling, _scans, _softmax, _sorting
+from passes.linalg import _carried, _effects, _elementwise, _indexing, _moves, _powers, _quantized, _reductions, _sampling, _scans, _softmax, _sorting
 from passes.linalg._nests import Lowering
 
 _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
@@ -40,6 +40,7 @@ _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
     "dim": _moves.dimension,
     "tril": _moves.triangle,
     "triu": _moves.triangle,
+    "dequantize": _quantized.dequantized,
     "gather": _indexing.gathered,
     "gather_elements": _indexing.gathered_elements,
     "scatter": _indexing.scattered,

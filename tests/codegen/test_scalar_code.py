@@ -118,7 +118,7 @@ def test_same_bits(key: str) -> None:
 @pytest.mark.parametrize("name", ["sigmoid", "silu"])
 def test_tails_of_gates_in_f64(name: str) -> None:
     """Down to denormal results."""
-    module = main_program("%A0: memref<f64[N]>, %C0: memref<f64[N]>", scalar_loop(f"math.{name}", (ELEMENT_DTYPES["f64"],), ELEMENT_DTYPES["f64"], ""))
+    module = main_program("%A0: memref<f64[N]>, %C0: memref<f64[N]>", scalar_loop(f"math.{name}", ((f64 := ELEMENT_DTYPES["f64"]),), f64, ""))
     x = np.concatenate([np.linspace(-760, 760, 997), [np.inf, -np.inf, np.nan, 0.0, -0.0]])
     wanted, found = np.zeros_like(x), np.zeros_like(x)
     Interpreter(module).run(module.main, [x, wanted])

@@ -7,16 +7,16 @@ import itertools
 import numpy as np
 import pytest
 
-from ir.types import ELEMENT_DTYPES
+from ir.types import ELEMENT_DTYPES as DTYPES
 from tests.codegen.code_checks import check, main_program, special_array
 from tests.codegen.native_graph import NativeGraph
 
-ALL = list(ELEMENT_DTYPES)
+ALL = list(DTYPES)
 NUMBERS = [d for d in ALL if d != "bool"]
 
 
 def block(dtype: str, *shape: int, seed: int = 3) -> np.ndarray:
-    return special_array(ELEMENT_DTYPES[dtype], int(np.prod(shape)), seed).reshape(shape)
+    return special_array(DTYPES[dtype], int(np.prod(shape)), seed).reshape(shape)
 
 
 @pytest.mark.parametrize("dtype", ALL)
@@ -95,7 +95,7 @@ def test_broadcasting(dtype: str) -> None:
     %u = arith.select(%c, %row, %x) : vector<{dtype}[2, 3]>
     vector.store(%t, %C[0:+2, 0:+3])
     vector.store(%u, %D[0:+2, 0:+3])"""
-    body = body.replace("COMPARE", "cmpf" if ELEMENT_DTYPES[dtype].is_float else "cmpi")
+    body = body.replace("COMPARE", "cmpf" if DTYPES[dtype].is_float else "cmpi")
     module = main_program(f"%A: memref<{dtype}[2, 3]>, %C: memref<{dtype}[2, 3]>, %D: memref<{dtype}[2, 3]>", body)
     check(module, block(dtype, 2, 3), block(dtype, 2, 3), block(dtype, 2, 3))
 
@@ -117,10 +117,10 @@ def test_constants_keep_their_bits() -> None:
 
 @pytest.mark.parametrize("dtype", ALL)
 def test_constants(dtype: str) -> None:
-    values = {"bool": "[true, false, true]", "u8": "[0, 127, 255]"}.get(dtype, "[1, -2, 100]" if not ELEMENT_DTYPES[dtype].is_float else "[0.1, -inf, 6e-8]")
+    values = {"bool": "[true, false, true]", "u8": "[0, 127, 255]"}.get(dtype, "[1, -2, 100]" if not DTYPES[dtype].is_float else "[0.1, -inf, 6e-8]")
     body = f"%a = arith.constant({values}) : vector<{dtype}[3]>\nvector.store(%a, %C[0:+3])"
     module = main_program(f"%C: memref<{dtype}[3]>", body)
-    check(module, np.zeros(3, ELEMENT_DTYPES[dtype].numpy))
+    check(module, np.zeros(3, DTYPES[dtype].numpy))
 
 
 @pytest.mark.parametrize("dtype", ALL)
