@@ -1,7 +1,8 @@
 """``arith.dot4``: the instructions that processors have for it, and what does the same where there are none.
 
 A vector is cut into pieces of the widest register that has an instruction.  All forms give the same bits: sums of products of
-bytes are exact, and wrap around where 32 bits do (so no form goes over 16 bits where those would saturate).
+bytes are exact, and wrap around where 32 bits do.  ``vpmaddubsw`` adds two products in 16 bits and saturates, so it is for operations
+that promise bytes below 128 (``small``): 2 * 127 * 128 is below 2**15.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ Dot = Callable[[Writer, str, str, str, int], str]
 
 @dataclass(frozen=True)
 class Form:
-    """An instruction for vectors of ``lanes`` i32, on processors that have all of ``features``."""
+    """Instructions for vectors of ``lanes`` i32, on processors that have all of ``features``; ``small`` ones for bytes of x below 128."""
 
     features: Collection[str]
     lanes: int
     dot: Dot
+    small: bool = False
 
 
 def _byte_sums(w: Writer, x: str, y: str, acc: str, lanes: int) -> str:
@@ -53,6 +55,19 @@ def _pair_sums(w: Writer, x: str, y: str, acc: str, lanes: int) -> str:
     return w.set(f"add {vector} {w.set(f'add {vector} {even}, {odd}')}, {acc}")
 
 
+_NARROW_PAIRS = {4: "llvm.x86.ssse3.pmadd.ub.sw.128", 8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}
+
+
+def _small_sums(w: Writer, x: str, y: str, acc: str, lanes: int) -> str:
+    """``vpmaddubsw``, whose pairs ``vpmaddwd`` adds."""
+    vector, words, narrow = vector_of("i32", lanes), vector_of("i16", 2 * lanes), vector_of("i8", 4 * lanes)
+    pairs = w.unit.declare(words, _NARROW_PAIRS[lanes], narrow, narrow)
+    sums = w.unit.declare(vector, _PAIRS[lanes], words, words)
+    x, y = (w.set(f"bitcast {vector} {v} to {narrow}") for v in (x, y))
+    both = w.set(f"call {words} {pairs}({narrow} {x}, {narrow} {y})")
+    return w.set(f"add {vector} {w.set(f'call {vector} {sums}({words} {both}, {words} ' + w.splat('1', 'i16', 2 * lanes) + ')')}, {acc}")
+
+
 def _mixed_sums(w: Writer, x: str, y: str, acc: str, lanes: int) -> str:
     """``usdot``."""
     return _neon(w, "usdot", acc, x, y)
@@ -65,6 +80,11 @@ def _signed_sums(w: Writer, x: str, y: str, acc: str, lanes: int) -> str:
     return w.set(f"sub <4 x i32> {_neon(w, 'sdot', acc, less, y)}, {low}")
 
 
+def _small_signed_sums(w: Writer, x: str, y: str, acc: str, lanes: int) -> str:
+    """``sdot`` of bytes that are the same with a sign."""
+    return _neon(w, "sdot", acc, x, y)
+
+
 def _neon(w: Writer, name: str, acc: str, x: str, y: str) -> str:
     """A dot product of 16 bytes by 16."""
     function = w.unit.declare("<4 x i32>", f"llvm.aarch64.neon.{name}.v4i32.v16i8", "<4 x i32>", "<16 x i8>", "<16 x i8>")
@@ -74,23 +94,26 @@ def _neon(w: Writer, name: str, acc: str, x: str, y: str) -> str:
 
 _X86 = (
     Form(("avx512vnni",), 16, _byte_sums),
+    Form(("avx512bw",), 16, _small_sums, small=True),
     Form(("avx512bw",), 16, _pair_sums),
     Form(("avx512vnni", "avx512vl"), 8, _byte_sums),
     Form(("avxvnni",), 8, _byte_sums),
+    Form(("avx2",), 8, _small_sums, small=True),
     Form(("avx2",), 8, _pair_sums),
     Form(("avx512vnni", "avx512vl"), 4, _byte_sums),
     Form(("avxvnni",), 4, _byte_sums),
+    Form(("ssse3",), 4, _small_sums, small=True),
     Form(("sse2",), 4, _pair_sums),
 )
-_ARM = (Form(("i8mm",), 4, _mixed_sums), Form(("dotprod",), 4, _signed_sums))
+_ARM = (Form(("i8mm",), 4, _mixed_sums), Form(("dotprod",), 4, _small_signed_sums, small=True), Form(("dotprod",), 4, _signed_sums))
 """The best ones first."""
 
 
-def forms(features: Collection[str], machine: str) -> list[Form]:
-    """What a processor with these features has, one for each width, the widest first."""
+def forms(features: Collection[str], machine: str, small: bool = False) -> list[Form]:
+    """What a processor with these features has, one for each width, the widest first; with ``small`` for bytes of x below 128."""
     found: dict[int, Form] = {}
     for form in _X86 if machine.lower() in X86 else _ARM:
-        if all(f in features for f in form.features):
+        if (small or not form.small) and all(f in features for f in form.features):
             found.setdefault(form.lanes, form)
     return list(found.values())
 
@@ -100,7 +123,7 @@ def _dot4(w: Writer, op: Operation) -> None:
     x, y, acc = operands(w, op)
     lanes = result_lanes(op)
     pieces, at = [], 0
-    for form in forms(w.unit.features, platform.machine()):
+    for form in forms(w.unit.features, platform.machine(), op.attribute("small") is True):
         while lanes - at >= form.lanes:
             a, b, total = (_part(w, v, lanes, at, form.lanes) for v in (x, y, acc))
             pieces.append((form.dot(w, a, b, total, form.lanes), form.lanes))

@@ -12,7 +12,7 @@ from ir.opdef import SignedScalar, TypeProblem, op
 from ir.types import i32
 
 
-def _dot4(x: Operand, y: Operand, acc: Operand) -> Operand:
+def _dot4(x: Operand, y: Operand, acc: Operand, *, small: bool) -> Operand:
     dtype = require_same_dtype(("acc", acc), ("x", x), ("y", y))
     if dtype != i32:
         raise TypeProblem(f"expected i32, four bytes, found {acc}", operand="acc")
@@ -26,11 +26,14 @@ def _bytes(x: Any, dtype: type[np.generic]) -> NDArray[Any]:
 
 
 @op(infer=_dot4, dialect="arith", elementwise=True, exact=True)
-def dot4(x: SignedScalar, y: SignedScalar, acc: SignedScalar) -> Any:
+def dot4(x: SignedScalar, y: SignedScalar, acc: SignedScalar, *, small: bool = False) -> Any:
     """acc + x0 * y0 + x1 * y1 + x2 * y2 + x3 * y3, the bytes of x without a sign, those of y with one.
 
     Each element of x and y is an i32 that holds four bytes, the lowest one first: 0 to 255 in x, -128 to 127 in y.  The sum is
     exact and wraps around at 32 bits (two's complement).  Scalars and vectors broadcast like numpy's arrays.
+
+    ``small`` promises that no byte of x is above 127; what is made of it then takes fewer instructions on some processors, and is
+    wrong for larger ones.
 
     Example::
 

@@ -24,34 +24,37 @@ FEATURES = {
     "vnni": ("avx512vnni", "avx512vl", "avx512bw", "avx2", "sse2"),
     "avxvnni": ("avxvnni", "avx2", "sse2"),
     "avx512bw": ("avx512bw", "avx2", "sse2"),
-    "avx2": ("avx2", "sse2"),
+    "avx2": ("avx2", "ssse3", "sse2"),
+    "ssse3": ("ssse3", "sse2"),
     "sse2": ("sse2",),
     "none": (),
 }
 INSTRUCTIONS = {"vnni": "vpdpbusd.512", "avxvnni": "vpdpbusd.256", "avx512bw": "pmaddw.d.512", "avx2": "avx2.pmadd.wd", "sse2": "sse2.pmadd.wd"}
+SMALL = {"avx512bw": "pmaddubs.w.512", "avx2": "avx2.pmadd.ub.sw", "ssse3": "ssse3.pmadd.ub.sw"}
 
 
-def program(lanes: int) -> Module:
+def program(lanes: int, small: bool = False) -> Module:
     """All elements: as vectors, of which the last one is read and written in part, or one by one."""
+    promise = ", small=true" if small else ""
     if not lanes:
         loads = "".join(f"%{n.lower()} = memref.load(%{n}[%i]) : i32\n" for n in "XYA")
-        body = f"scf.for(%i = 0 to N) {{\n{loads}%r = arith.dot4(%x, %y, %a) : i32\nmemref.store(%r, %C[%i])\nyield\n}}"
+        body = f"scf.for(%i = 0 to N) {{\n{loads}%r = arith.dot4(%x, %y, %a{promise}) : i32\nmemref.store(%r, %C[%i])\nyield\n}}"
     else:
         loads = "".join(f"%{n.lower()} = vector.load(%{n}[%i:+{lanes}], valid=%left) : vector<i32[{lanes}]>\n" for n in "XYA")
         body = (
             f"%n = memref.dim(%C, axis=0) : index\nscf.for(%i = 0 to N step {lanes}) {{\n%left = arith.subi(%n, %i) : index\n{loads}"
-            f"%r = arith.dot4(%x, %y, %a) : vector<i32[{lanes}]>\nvector.store(%r, %C[%i:+{lanes}], valid=%left)\nyield\n}}"
+            f"%r = arith.dot4(%x, %y, %a{promise}) : vector<i32[{lanes}]>\nvector.store(%r, %C[%i:+{lanes}], valid=%left)\nyield\n}}"
         )
     return main_program(", ".join(f"%{n}: memref<i32[N]>" for n in "XYAC"), body)
 
 
-def extremes() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def extremes(largest: int = 255) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Every combination of extreme bytes in all four places, and random words."""
-    pairs = np.array(list(itertools.product((0, 1, 127, 128, 255), (-128, -127, -1, 0, 127))), np.int16)
+    pairs = np.array(list(itertools.product(sorted({0, 1, 127, min(128, largest), largest}), (-128, -127, -1, 0, 127))), np.int16)
     places = np.array(list(itertools.product(range(len(pairs)), repeat=4)))
     rng = np.random.default_rng(1)
     noise = rng.integers(0, 256, (2, 4099, 4))
-    x = np.concatenate([pairs[places, 0], noise[0]]).astype(np.uint8).view("<i4")[:, 0]
+    x = np.concatenate([pairs[places, 0], noise[0] & largest]).astype(np.uint8).view("<i4")[:, 0]
     y = np.concatenate([pairs[places, 1], noise[1]]).astype(np.uint8).view("<i4")[:, 0]
     acc = rng.choice(np.array([0, 1, -1, 2**31 - 1, -(2**31), 12345], np.int32), x.size)
     return x, y, acc
@@ -79,19 +82,22 @@ def test_types() -> None:
 
 
 @pytest.mark.parametrize("lanes", [16, 8, 0, 3, 20, 29])
+@pytest.mark.parametrize("small", [False, True], ids=["", "small"])
 @pytest.mark.parametrize("kind", FEATURES)
-def test_same_bits(kind: str, lanes: int) -> None:
+def test_same_bits(kind: str, small: bool, lanes: int) -> None:
     features = FEATURES[kind]
     missing = set(features) - host_features()
     if missing:
         pytest.skip(f"this machine has no {', '.join(sorted(missing))}")
-    module = program(lanes)
+    module = program(lanes, small)
     native = NativeGraph(module, module.main, features=features, level=1)
-    x, y, acc = extremes()
+    x, y, acc = extremes(127 if small else 255)
     (found,) = outputs(module, native.run, [x, y, acc, np.zeros_like(acc)])[-1:]
     assert np.array_equal(found, dot4(x, y, acc))
-    if lanes >= 16 and kind in INSTRUCTIONS:
-        assert INSTRUCTIONS[kind] in native.native.text
+    wanted = {**INSTRUCTIONS, **(SMALL if small else {})}
+    if lanes >= 16 and kind in wanted:
+        assert wanted[kind] in native.native.text
+        assert small or not any(name in native.native.text for name in SMALL.values())
 
 
 def test_forms_of_processors() -> None:
@@ -101,11 +107,12 @@ def test_forms_of_processors() -> None:
     assert not forms([], "x86_64") and not forms(FEATURES["vnni"], "aarch64")
 
 
+@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize(("features", "instruction"), [(["dotprod"], "sdot"), (["dotprod", "i8mm"], "usdot")])
-def test_arm(features: list[str], instruction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arm(features: list[str], instruction: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written for another machine is code there."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    module = program(8)
+    module = program(8, small)
     text = emit_graph(module, module.main, features=features).text
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -114,6 +121,7 @@ def test_arm(features: list[str], instruction: str, monkeypatch: pytest.MonkeyPa
     parsed = llvm.parse_assembly(text)
     parsed.triple = "aarch64-unknown-linux-gnu"
     assert f"\t{instruction}\t" in machine.emit_assembly(parsed)
+    assert text.count(f"call <4 x i32> @llvm.aarch64.neon.{instruction}.") == (2 if small or instruction == "usdot" else 4)
 
 
 def test_the_signed_form_of_arm() -> None:
