@@ -21,6 +21,7 @@ MAX_HEADER = 1 << 27  # a vocabulary of 256k tokens with its merges takes about 
 MAX_NAME = 65535
 _FIRST_READ = 1 << 20
 _CHUNK = 1 << 12  # strings that are scanned at once
+_FEW = 100  # strings that are made at once
 _SEARCHED_KEYS = 1000  # for "did you mean"
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 
@@ -103,22 +104,24 @@ class Header:
     def strings(self, count: int, what: str) -> NDArray[np.int64]:
         """Passes ``count`` strings; where their texts begin.  All are valid UTF-8, which is found out without making them."""
         self.need(8 * count, what)
-        begin = self.position
-        starts: list[int] = []
-        while len(starts) < count:
-            chunk = min(_CHUNK, count - len(starts))
+        begin, done = self.position, 0
+        pieces: list[NDArray[np.int64]] = []  # arrays, as a list of so many integers would take four times the memory
+        while done < count:
+            chunk = min(_CHUNK, count - done)
             found = self._short_strings(chunk)
-            starts += found
-            for number in range(len(starts), len(starts) + chunk - len(found)):  # a long one is among them: slowly
+            long = []
+            for number in range(done + len(found), done + chunk):  # one that is not short is among them: slowly
                 length = self.u64(f"the length of {what}[{number}]")
                 self.need(length, f"{what}[{number}]")
-                starts.append(self.position)
+                long.append(self.position)
                 self.position += length
-        places = np.array(starts, np.int64)
+            pieces += [found, np.array(long, np.int64)]
+            done += chunk
+        places = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
         self._check_texts(begin, places, what)
         return places
 
-    def _short_strings(self, count: int) -> list[int]:
+    def _short_strings(self, count: int) -> NDArray[np.int64]:
         """Passes up to ``count`` strings of less than 256 bytes; where their texts begin."""
         data, position = self.data, self.position
         last = len(data) - 8
@@ -130,17 +133,15 @@ class Header:
             position += 8 + data[position]
         places = np.array(starts, np.int64)
         octets = np.frombuffer(data, np.uint8)
-        upper = np.zeros(len(starts), np.uint8)
+        upper = np.zeros(len(places), np.uint8)
         for byte in range(1, 8):
             upper |= octets[places - byte]
         wrong = np.flatnonzero(upper)
-        if len(wrong):
-            del starts[int(wrong[0]) :]
-            position = int(places[wrong[0]]) - 8
-        if position > len(data):  # the last one needs more of the file
-            position = starts.pop() - 8
-        self.position = position
-        return starts
+        good = int(wrong[0]) if len(wrong) else len(places)
+        if good == len(places) and position > len(data):  # the last one needs more of the file
+            good -= 1
+        self.position = position if good == len(places) else int(places[good]) - 8
+        return places[:good]
 
     def _check_texts(self, begin: int, places: NDArray[np.int64], what: str) -> None:
         """Whether texts in [begin, position) are UTF-8: they are when all of it is with zeros in place of the lengths."""
@@ -302,8 +303,11 @@ def _array(header: Header, what: str) -> Value | _Strings:
     code = header.u32(f"the element type of {what}")
     count = header.u64(f"the length of {what}")
     if code == _STRING:
+        if count <= _FEW:
+            header.need(8 * count, what)
+            return [header.string(f"{what}[{number}]") for number in range(count)]
         starts = header.strings(count, what)
-        return _Strings(header.data, starts, header.position) if count else []
+        return _Strings(header.data, starts, header.position)
     if code == _ARRAY:
         raise header.fail(f"{what}: arrays of arrays are not supported")
     if code not in _SCALARS:
