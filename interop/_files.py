@@ -173,12 +173,16 @@ class FileView(io.RawIOBase):
 
 
 def byte_count(dtype: DType, shape: Sequence[int], problem: str) -> int:
-    """Bytes of a tensor.  Raises GraphError, beginning with ``problem``, for a shape that no array can have."""
+    """Bytes of an array, of records when ``dtype`` is one of blocks.
+
+    Raises GraphError, beginning with ``problem``, for a shape that no array can have.
+    """
+    item = dtype.block_bytes if dtype.is_block else dtype.itemsize
     if len(shape) > MAX_RANK:
         raise GraphError(f"{problem}: {len(shape)} dimensions, at most {MAX_RANK} are allowed")
-    if math.prod(d for d in shape if d) * dtype.itemsize > _LARGEST:  # numpy refuses these even beside a 0
+    if math.prod(d for d in shape if d) * item > _LARGEST:  # numpy refuses these even beside a 0
         raise GraphError(f"{problem}: the shape {list(shape)} is too large")
-    return math.prod(shape) * dtype.itemsize
+    return math.prod(shape) * item
 
 
 LINE = 64

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from interop._files import FileView, RegularFile, array_from_bytes, byte_count, new_buffer
 from ir.diagnostics import Diagnostic, GraphError
-from ir.types import DType, boolean, f16, f32, f64, i8, i16, i32, i64, u8
+from ir.types import DType, boolean, f16, f32, f64, i8, i16, i32, i64, q4_0, q4_1, q8_0, tensor_shape, u8
 from ir.weights import no_such_tensor, quoted
 
 if TYPE_CHECKING:
@@ -34,14 +35,19 @@ _MAX_NPY_HEADER = 1 << 16
 _BLOCK = 1 << 20
 
 _KINDS: dict[str, DType] = {"f8": f64, "f4": f32, "f2": f16, "i8": i64, "i4": i32, "i2": i16, "i1": i8, "u1": u8, "b1": boolean}
+_RECORDS: dict[str, DType] = {  # as numpy writes them, without spaces
+    "[('d','<f2'),('qs','|u1',(16,))]": q4_0,
+    "[('d','<f2'),('m','<f2'),('qs','|u1',(16,))]": q4_1,
+    "[('d','<f2'),('qs','|i1',(32,))]": q8_0,
+}
 _NUMPY_NAMES = "f8 f4 f2 i8 i4 i2 i1 u1 b1"
 
-_FIELD = re.compile(r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*('[^'\\]*+'|"[^"\\]*+"|True|False|\([0-9L,\s]*+\))\s*(,|$)""")
+_FIELD = re.compile(r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*('[^'\\]*+'|"[^"\\]*+"|\[[^][]*+\]|True|False|\([0-9L,\s]*+\))\s*(,|$)""")
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayHeader:
-    """What stands before the elements of an ``.npy``; ``start`` counts from its first byte."""
+    """What stands before the elements of an ``.npy``; ``start`` counts from its first byte, ``shape`` is that of the array."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -71,6 +77,8 @@ def _parse_header(take: Callable[[int], bytes], total: int, what: str) -> ArrayH
         raise GraphError(f"{what}: truncated .npy header")
     descr, fortran_order, shape = _header_fields(text.decode("latin-1"), what)
     dtype, big_endian = _dtype_of(descr, what)
+    if dtype.is_block and not shape:
+        raise GraphError(f"{what}: a single block of {dtype} is no tensor")
     nbytes = byte_count(dtype, shape, what)
     if nbytes != total - start:
         raise GraphError(f"{what}: {dtype}{list(shape)} takes {nbytes} bytes, the file holds {total - start}")
@@ -83,8 +91,6 @@ def _header_fields(text: str, what: str) -> tuple[str, bool, tuple[int, ...]]:
     bad = GraphError(f"{what}: bad .npy header")
     if not (inner.startswith("{") and inner.endswith("}")):
         raise bad
-    if re.search(r"""['"]descr['"]\s*:\s*\[""", inner):
-        raise GraphError(f"{what}: structured arrays are not supported")
     inner = inner[1:-1].rstrip()
     fields: dict[str, str] = {}
     position = 0
@@ -95,16 +101,21 @@ def _header_fields(text: str, what: str) -> tuple[str, bool, tuple[int, ...]]:
         fields[match.group(2)] = match.group(3)
         position = match.end()
     descr, order, shape = fields.get("descr", ""), fields.get("fortran_order", ""), fields.get("shape", "")
-    if descr[:1] not in ("'", '"') or order not in ("True", "False") or shape[:1] != "(":
+    if descr[:1] not in ("'", '"', "[") or order not in ("True", "False") or shape[:1] != "(":
         raise bad
     try:
         dims = tuple(int(part.strip().rstrip("L")) for part in shape[1:-1].split(",") if part.strip())
     except ValueError:
         raise bad from None
-    return descr[1:-1], order == "True", dims
+    return descr if descr[0] == "[" else descr[1:-1], order == "True", dims
 
 
 def _dtype_of(descr: str, what: str) -> tuple[DType, bool]:
+    if descr.startswith("["):
+        record = _RECORDS.get("".join(descr.split()))
+        if record is None:
+            raise GraphError(f"{what}: structured arrays are not supported, but for blocks of {', '.join(d.name for d in _RECORDS.values())}")
+        return record, sys.byteorder == "big"  # read as it is: the fields say that they are little-endian
     if descr.lstrip("<>|=") == "O":
         raise GraphError(f"{what}: holds Python objects; they would have to be unpickled, which is never done")
     order, kind = (descr[0], descr[1:]) if descr[:1] in ("<", ">", "|", "=") else ("", descr)
@@ -112,8 +123,6 @@ def _dtype_of(descr: str, what: str) -> tuple[DType, bool]:
     if dtype is None or not order or (order == "|" and dtype.itemsize > 1):
         hint = "numpy stores bf16 as raw bytes (V2), without saying so; write safetensors instead" if kind == "V2" else None
         raise GraphError(Diagnostic(f"{what}: the dtype {quoted(descr)} is not supported; known are {_NUMPY_NAMES}", hint=hint))
-    import sys
-
     return dtype, order == ">" or (order == "=" and sys.byteorder == "big")
 
 
@@ -138,7 +147,7 @@ class NpyFile:
 
     def info(self, name: str) -> tuple[DType, tuple[int, ...]]:
         self._require(name)
-        return self._header.dtype, self._header.shape
+        return self._header.dtype, tensor_shape(self._header.dtype, self._header.shape)
 
     def read(self, name: str) -> NDArray[Any]:
         self._require(name)
@@ -235,7 +244,7 @@ class NpzFile:
 
     def info(self, name: str) -> tuple[DType, tuple[int, ...]]:
         _, header = self._find(name)
-        return header.dtype, header.shape
+        return header.dtype, tensor_shape(header.dtype, header.shape)
 
     def read(self, name: str) -> NDArray[Any]:
         member, header = self._find(name)

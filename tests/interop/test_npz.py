@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from interop import open_weights
 from interop.npz import NpyFile, NpzFile
 from ir.diagnostics import GraphError
-from ir.types import dtype_from_numpy, f32
+from ir.types import dtype_from_numpy, f32, q4_0, q4_1, q8_0
 from ir.weights import ArraySource, WeightSource
 
 SAMPLES = [
@@ -54,6 +54,30 @@ def make_zip(path: Path, entries: list[tuple[str, bytes]], method: int = zipfile
         for name, data in entries:
             archive.writestr(name, data)
     return path
+
+
+@pytest.mark.parametrize("dtype", [q4_0, q4_1, q8_0], ids=str)
+@pytest.mark.parametrize("shape", [(3, 2), (0, 1), (4, 0), (2,), (2, 1, 3)], ids=str)
+def test_blocks(tmp_path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
+    """Records as GGUF files have them; the shape counts elements, not blocks."""
+    count = int(np.prod(shape))
+    array = np.frombuffer(np.random.default_rng(1).bytes(dtype.block_bytes * count), dtype.numpy).reshape(shape)
+    np.savez(tmp_path / "w.npz", w=array)
+    np.save(tmp_path / "w.npy", array)
+    for path, name in ((tmp_path / "w.npz", "w"), (tmp_path / "w.npy", "arr_0")):
+        source = open_weights(path)
+        assert source.info(name) == (dtype, (*shape[:-1], 32 * shape[-1]))
+        found = source.read(name)
+        assert found.dtype == array.dtype and found.shape == shape and found.tobytes() == array.tobytes() and not found.flags.writeable
+    assert ArraySource({"w": array}).info("w") == (dtype, (*shape[:-1], 32 * shape[-1]))
+
+
+def test_a_single_block_is_no_tensor(tmp_path: Path) -> None:
+    np.save(tmp_path / "w.npy", np.zeros((), q4_1.numpy))
+    with pytest.raises(GraphError, match="a single block of q4_1 is no tensor"):
+        open_weights(tmp_path / "w.npy")
+    with pytest.raises(GraphError, match="a single block of q4_1, not a tensor"):
+        ArraySource({"w": np.zeros((), q4_1.numpy)})
 
 
 def refused(path: Path, message: str) -> str:
@@ -214,6 +238,9 @@ def test_checksum_is_compared(tmp_path: Path) -> None:
         ("{'descr': '|V2', 'fortran_order': False, 'shape': (4,), }", "bf16"),
         ("{'descr': '|f4', 'fortran_order': False, 'shape': (2,), }", "not supported"),
         ("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,), }", "structured"),
+        ("{'descr': [('d', '>f2'), ('qs', '|u1', (16,))], 'fortran_order': False, 'shape': (1,), }", "structured"),
+        ("{'descr': [('d', '<f2'), ('qs', '|u1', (16,))], 'fortran_order': False, 'shape': (1,), }", "takes 18 bytes, the file holds 8"),
+        ("{'descr': '<f4', 'fortran_order': [1], 'shape': (2,), }", "bad .npy header"),
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }", "takes 12 bytes, the file holds 8"),
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (-2,), }", "bad .npy header"),
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296, 4294967296), }", "too large"),
@@ -255,7 +282,7 @@ def test_format_is_told_by_content_then_name(tmp_path: Path) -> None:
     (tmp_path / "x.npz").rename(tmp_path / "weights.safetensors")
     assert isinstance(open_weights(tmp_path / "weights.safetensors"), NpzFile)
     for name, data, message in [
-        ("a.bin", b"hello there, nothing known", "known are: safetensors, .npz, .npy"),
+        ("a.bin", b"hello there, nothing known", "known are: safetensors, GGUF, .npz, .npy"),
         ("a.gguf", b"GGUF\x03\0\0\0rest", "GGUF"),
         ("a.npz", b"hello there, nothing known", "damaged zip"),
         ("a.npy", b"hello there, nothing known", "not an .npy array"),
