@@ -11,6 +11,7 @@ from passes.infra.pipeline import parse_pipeline
 
 _LINALG = (
     "raise-attention",
+    "quantize-products",
     "merge-products",
     "decompose{keep=[sigmoid, silu, gelu, softmax, log_softmax, attention]}",
     "cse",

@@ -80,6 +80,8 @@ def test_a_wrong_rewrite_in_any_pass_is_named(
     name: str, sabotage: Callable[[Module], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     cls = find_pass(name)
+    if cls.preserves == "approximate" and sabotage is nudge_a_constant:
+        pytest.skip("a pass that approximates may be off by that")
     right = cls.run
     where: list[str] = []
 
