@@ -25,6 +25,7 @@ from ir.core import Value
 from ir.dims import Dim, floordiv
 from ir.types import DType, MemRefType, VectorType, f16, f32, i32
 from passes.loops._blocks import (
+    LINE,
     alloc,
     buffer_type,
     choose,
@@ -48,7 +49,7 @@ _LOW = 0x0F0F0F0F
 class Shape:
     """How much is worked on at a time: ``rows`` of activations by ``columns`` rows of weights, and steps in pieces of ``blocks``.
 
-    ``few`` rows or more are many, for which weights are unpacked; ``ahead`` is how many bytes further hints go.
+    ``few`` rows or more are many, for which weights are unpacked; ``ahead`` and ``near`` are how many bytes further hints go.
     """
 
     rows: int
@@ -56,6 +57,7 @@ class Shape:
     blocks: int
     few: int
     ahead: int
+    near: int
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,10 @@ def activations_of(digits: Value, scales: Value, sums: Value) -> Activations:
         rows = rows * size
     words = typed(digits, i32, rows, blocks * count * WORDS, name=f"{digits.name}.words")
     return Activations(words, reshaped(scales, rows, 2 * blocks), reshaped(sums, rows, blocks * count), count)
+
+
+Hints = Callable[[Dim, Dim, int], None]
+"""Gives the hints of a block and a column that belong to one of ``WORDS`` places in the code of a block."""
 
 
 class Source:
@@ -202,7 +208,7 @@ class Product:
 
         def panel(p: Dim) -> None:
             source = Packed(self.weights, p)
-            self._blocks(source, p, 0, self.weights.blocks, lambda b, c: self._hints(p, b, c))
+            self._blocks(source, p, 0, self.weights.blocks, lambda b, c, n: self._hints(p, b, c, n))
 
         parallel([("panel", 0, self.weights.panels)], panel, tag="panel")
 
@@ -221,15 +227,13 @@ class Product:
 
         parallel([("panel", 0, self.weights.panels)], panel, tag="panel")
 
-    def _blocks(self, source: Source, panel: Dim, start: int, count: Dim, hints: Callable[[Dim, Dim], None] | None = None) -> None:
+    def _blocks(self, source: Source, panel: Dim, start: int, count: Dim, hints: Hints | None = None) -> None:
         """Adds blocks from ``start`` on (block 0 of the source) to all rows of a panel, so many at a time, and what is left one by one."""
         size, columns = self.shape.rows, self.shape.columns
 
         def tile(row: Dim, rows: int, column: Dim) -> None:
             def block(b: Dim, sums: Value) -> Value:
-                if hints is not None:
-                    hints(b, column)
-                return self._block(source, b, start + b, row, rows, column, sums)
+                return self._block(source, b, start + b, row, rows, column, sums, hints)
 
             place = (row, rows), (ROWS * panel + column, columns)
             left = self._left(panel, column)
@@ -256,22 +260,33 @@ class Product:
             return None
         return index_value("apply", self.columns - ROWS * panel - column, name="left")
 
-    def _hints(self, panel: Dim, block: Dim, column: Dim) -> None:
-        """Hints for the numbers of a block further on, of this panel or of the next ones."""
-        size = self.weights.format.bytes
-        if self.shape.ahead:
-            prefetch(self.weights.packed, panel, block + self.shape.ahead // size, (size // ROWS * column, size // ROWS * self.shape.columns))
+    def _hints(self, panel: Dim, block: Dim, column: Dim, number: int) -> None:
+        """Hints for the numbers of blocks further on, of this panel or of the next ones: those that belong to one of ``WORDS`` places.
+
+        Far ones ask for the cache behind the nearest, which has room for more loads under way; near ones bring numbers from there.
+        """
+        size, columns = self.weights.format.bytes, self.shape.columns
+        lines = size * columns // (LINE * ROWS)
+        first, last = (n * lines // WORDS for n in (number, number + 1))
+        for ahead, locality in ((self.shape.ahead, 2), (self.shape.near, 3)):
+            if ahead and first < last:
+                place = size // ROWS * column + LINE * first, LINE * (last - first)
+                prefetch(self.weights.packed, panel, block + ahead // size, place, locality=locality)
 
     # -- a block ---------------------------------------------------------------------------------------------------
 
-    def _block(self, source: Source, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, sums: Value) -> Value:
+    def _block(
+        self, source: Source, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, sums: Value, hints: Hints | None
+    ) -> Value:  # fmt: skip
         """Adds a block (``b`` of the source) to the sums of some rows and columns."""
-        x, columns = self.x, self.shape.columns
+        x, columns, small = self.x, self.shape.columns, self.weights.format.bits == 4
         exact = [self._start(block, digit, row, rows) for digit in range(x.digits)]
-        for word, found in source.words(b, column, columns):
+        for number_, (word, found) in enumerate(source.words(b, column, columns)):
+            if hints is not None:
+                hints(b, column, number_)  # between other loads, as many at once would wait for each other
             for digit in range(x.digits):
                 four = load(x.words, (row, rows), (block * x.digits + digit) * WORDS + word, keep=True, name="four")
-                exact[digit] = dot4(found, four, exact[digit], name=f"exact.{digit}")
+                exact[digit] = dot4(found, four, exact[digit], small=small, name=f"exact.{digit}")
         scale = load(x.scales, (row, rows), 2 * block, keep=True, name="s")
         factor = mulf(source.factors(0, b, column, columns), scale)
         sums = fma(factor, self._joined(exact), sums)

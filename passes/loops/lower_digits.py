@@ -51,7 +51,8 @@ class LowerDigits(Pass):
     A product has forms for one row, for some rows and for many, of which the number of rows chooses one, at run time where it is
     open; all give the same bits for a row (:mod:`passes.loops._digits`).  Blocks are ``rows`` rows (for one, two and three digits) by
     ``columns`` rows of weights.  For ``few`` rows or more a panel of weights is unpacked first, ``blocks`` blocks of 32 steps at a time,
-    so that it stays in the nearest cache.  ``ahead`` is how many bytes further the hints for packed weights go, 0 for none.
+    so that it stays in the nearest cache.  Hints for packed weights go ``ahead`` bytes further, for the cache behind the nearest, and ``near``
+    bytes further, for the nearest; 0 for none.
 
     Lowered are operations whose sizes but for the number of rows are known, in the graph's own block, once ``lower-to-linalg`` has
     left them between ``memref.to_tensor`` and ``memref.from_tensor``; where nothing has written the buffers meanwhile, they are used
@@ -67,15 +68,16 @@ class LowerDigits(Pass):
     """rows that ``packed_linear`` works on at a time"""
     blocks: int = 24
     few: int = 8
-    ahead: int = 8192
+    ahead: int = 16384
+    near: int = 2560
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(LARGEST) or any(r < 1 for r in (*self.rows, self.floats)):
             raise ValueError("rows: expected three numbers of 1 or more; floats: one")
         if self.columns not in (4, 8, 16, 32):
             raise ValueError("columns: expected 4, 8, 16 or 32")
-        if self.blocks < 1 or self.few < 1 or self.ahead < 0:
-            raise ValueError("blocks and few: expected 1 or more; ahead: 0 or more")
+        if self.blocks < 1 or self.few < 1 or min(self.ahead, self.near) < 0:
+            raise ValueError("blocks and few: expected 1 or more; ahead and near: 0 or more")
 
     def run(self, module: Module, context: PassContext) -> bool:
         lowerings: dict[str, Lowering] = {
@@ -96,7 +98,7 @@ class LowerDigits(Pass):
         return changed
 
     def _shape(self, rows: int) -> Shape:
-        return Shape(rows, self.columns, self.blocks, self.few, self.ahead)
+        return Shape(rows, self.columns, self.blocks, self.few, self.ahead, self.near)
 
     def _digits(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
         digits, scales, sums, packed = operands
