@@ -137,8 +137,9 @@ class Interpreter:
             self.run_operation(op, environment)
             for value in op.results:
                 for target in places.get(value, ()):
-                    target[...] = environment.arrays[value]
-                    environment.arrays[value] = target
+                    if environment.arrays[value] is not target:
+                        target[...] = environment.arrays[value]
+                        environment.arrays[value] = target
             self._release(op, environment)
 
     def check_sizes(self, graph: Graph, names: Mapping[str, int]) -> None:
