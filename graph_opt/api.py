@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import dialects
-from graph_opt.binding import Sources, at_location, bind_constants, bind_files
-from graph_opt.collector import fewer_collections
-from graph_opt.executable import DeferredExecutable, Executable, ReferenceExecutable
-from graph_opt.levels import level_of, preset_of
+from graph_opt.binding import Sources, at_location, bind_constants, bind_files, given_arrays, plain_array
+from graph_opt.executable import Executable
+from graph_opt.kept import Kept, place_in_cache
 from ir.clone import clone_module
 from ir.core import Graph, Module
-from ir.diagnostics import Diagnostic, Diagnostics, GraphError, NamedLocation, did_you_mean
+from ir.diagnostics import Diagnostic, Diagnostics, GraphError, NamedLocation, Source, did_you_mean
 from ir.parser import check_text, decode_text, parse_module
 from ir.references import all_references, reachable_graphs
-from ir.types import is_known
-from ir.verifier import verify_module
-from passes.graph.hoist_to_init import HoistToInit
-from passes.infra.base import Pass
-from passes.infra.manager import Instrumentation, PassManager
-from passes.memory.plan_memory import PlanMemory
-from passes.memory.poison import Poison
-from passes.pipelines import load_pipeline
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -44,6 +36,8 @@ def parse(text: str, name: str = "<string>") -> Module:
     """
     if not isinstance(text, str):
         raise GraphError(Diagnostic(f"expected a text, found {type(text).__name__}", NamedLocation(name, 1, 1)))
+    from ir.verifier import verify_module
+
     report = Diagnostics()
     module = parse_module(check_text(text, name), name, report)
     verify_module(module, report)
@@ -118,50 +112,6 @@ def check_device(device: str, threads: int) -> None:
         raise GraphError(Diagnostic("device 'reference' has one thread"))
 
 
-def default_pipeline(module: Module, device: str) -> str:
-    """The passes that a device wants for a program: none but inference where it is at the level of loops already."""
-    if device == "reference":
-        return "O1"
-    return "O0" if level_of(module) == "loops" else preset_of("loops")
-
-
-def make_executable(
-    module: Module, entry: Graph, sources: Sources, device: str, threads: int, passes: Sequence[Pass], watch: Instrumentation | None = None
-) -> Executable:
-    """Runs the passes and makes what runs the program.
-
-    Machine code needs types: where a parameter has none, or an open dimension, it is made for the arrays of each call.
-    """
-    manager = PassManager(passes, watch or Instrumentation(), sources)
-    if device == "reference":
-        manager.run(module)
-        return ReferenceExecutable(module, module.graphs[entry.name], sources)
-
-    def make(module: Module) -> Executable:
-        from graph_opt.native import LoadTime, compile_native
-
-        load_time = LoadTime(sources)
-        last = max((n for n, p in enumerate(passes) if isinstance(p, HoistToInit)), default=None)
-        begin = {id(passes[last]): load_time.begin} if last is not None else {}
-        try:
-            with fewer_collections():
-                PassManager(poisoning(passes), watch or Instrumentation(), sources, fold_twins=True, behind=begin).run(module)
-                return compile_native(module, module.graphs[entry.name], sources, threads, load_time)
-        finally:
-            load_time.wait()
-
-    if all(is_known(p.type) for p in entry.parameters):
-        return make(module)
-    return DeferredExecutable(module, entry, make)
-
-
-def poisoning(passes: Sequence[Pass]) -> Sequence[Pass]:
-    """The passes; with ``GRAPH_OPT_POISON=1``, memory that a plan says is free is filled with garbage."""
-    if os.environ.get("GRAPH_OPT_POISON") != "1":
-        return passes
-    return [each for p in passes for each in ((p, Poison()) if isinstance(p, PlanMemory) else (p,))]
-
-
 def compile(
     program: str | os.PathLike[str] | Module,
     graph: str | None = None,
@@ -171,6 +121,9 @@ def compile(
     threads: int = 1,
     constants: Mapping[str, ArrayLike] | None = None,
     files: Mapping[str, str | os.PathLike[str]] | None = None,
+    precision: str | None = None,
+    cache: bool = True,
+    progress: Callable[[str], None] | None = None,
 ) -> Executable:
     """A callable from a file or a module (which is left as it is).
 
@@ -178,30 +131,117 @@ def compile(
     interpreter; ``pipeline`` the passes, by default those that the device wants.  ``threads`` is how many threads machine
     code may use, 0 for one per processor; the results have the same bits for any number.
     ``constants`` binds parameters to arrays, which are then folded like weights; ``files`` binds declared files of
-    weights to paths.  Raises :class:`GraphError` for everything that is wrong with the program, the pipeline or the files.
+    weights to paths.  ``precision`` says how exact activations are in products with block-quantized weights: ``"f32"`` (the default),
+    ``"int16"``, ``"int8"``, or ``"float"`` for arithmetic of floats (``quantize-products``).
+    Machine code for a file is kept in the user's cache, and taken from there when nothing has changed; with ``cache=False`` it is not.
+    ``progress`` is told what is being done.
+    Raises :class:`GraphError` for everything that is wrong with the program, the pipeline or the files.
     """
-    folder: Path | None = None
-    if isinstance(program, Module):
-        module = clone_module(program)
-        name = module.source.name if module.source is not None else "<module>"
-        if module.source is not None and Path(name).is_file():
-            folder = Path(name).parent
-    else:
-        name = os.fspath(program)
-        module = load(name)
-        folder = Path(name).parent
+    asked = _Asked(graph, pipeline, device, threads, constants or {}, files, precision, progress or _tell_nobody)
+    name, folder = _name_and_folder(program)
     try:
         check_device(device, threads)
         if not isinstance(pipeline, str | None):
             raise GraphError(Diagnostic(f"expected a pipeline string, found {type(pipeline).__name__}"))
-        entry = find_graph(module, graph)
-        keep_reachable(module, entry)
-        sources: Sources = bind_files(module, files, folder, required=True)
-        bind_constants(module, entry, constants or {}, sources)
-        passes = load_pipeline(default_pipeline(module, device) if pipeline is None else pipeline)
-        return make_executable(module, entry, sources, device, threads, passes)
+        if isinstance(program, Module):
+            return asked.compiled(clone_module(program), folder, None)
+        return asked.executable(decode_text(read_program(name), name), name, folder, cache)
     except GraphError as error:
         raise at_location(error, NamedLocation(name, 1, 1)) from error
+
+
+def compile_text(
+    text: str,
+    name: str,
+    graph: str | None = None,
+    *,
+    threads: int = 1,
+    files: Mapping[str, str | os.PathLike[str]] | None = None,
+    precision: str | None = None,
+    cache: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Executable:
+    """Like :func:`compile` for a text that is in no file; messages call it ``name``."""
+    try:
+        check_device(DEFAULT_DEVICE, threads)
+        asked = _Asked(graph, None, DEFAULT_DEVICE, threads, {}, files, precision, progress or _tell_nobody)
+        return asked.executable(text, name, None, cache)
+    except GraphError as error:
+        raise at_location(error, NamedLocation(name, 1, 1)) from error
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the caller of :func:`compile` asks for."""
+
+    graph: str | None
+    pipeline: str | None
+    device: str
+    threads: int
+    constants: Mapping[str, ArrayLike]
+    files: Mapping[str, str | os.PathLike[str]] | None
+    precision: str | None
+    tell: Callable[[str], None]
+
+    def key(self) -> list[str] | None:
+        """What of it decides about the code; None when something is wrong with it."""
+        try:
+            arrays = {n: plain_array(a, n, None) for n, a in self.constants.items()}
+        except GraphError:
+            return None
+        return [repr(self.graph), repr(self.pipeline), repr(self.precision), *(f"{n!r}: {a.dtype.str}{a.shape}" for n, a in arrays.items())]
+
+    def executable(self, text: str, name: str, folder: Path | None, cache: bool) -> Executable:
+        """The program with this text, out of the cache if that has it."""
+        text = check_text(text, name)
+        key = self.key() if cache and self.device == "cpu" else None
+        kept = place_in_cache(Source(name, text), key) if key is not None else None
+        found = self._from_cache(kept, folder) if kept is not None else None
+        if found is not None:
+            return found
+        self.tell("reading the program")
+        return self.compiled(parse(text, name), folder, kept)
+
+    def _from_cache(self, kept: Kept, folder: Path | None) -> Executable | None:
+        """The program that the cache has, with this caller's weights; None when it has none that fits."""
+        image = kept.image()
+        if image is None:
+            return None
+        self.tell("loading")
+        sources = bind_files(image.module, self.files, folder, required=True)
+        if image.given is not None:
+            sources[image.given] = given_arrays(self.constants, image.graph.loc)
+        anew = replace(self, tell=_tell_nobody)
+        text = kept.source.text
+        return kept.load(image, sources, self.threads, lambda: anew.compiled(parse(text, kept.source.name), folder, None).module)
+
+    def compiled(self, module: Module, folder: Path | None, kept: Kept | None) -> Executable:
+        """The program, compiled; it is kept where ``kept`` says."""
+        from graph_opt.build import default_pipeline, make_executable, with_precision
+        from passes.infra.manager import Instrumentation
+        from passes.pipelines import load_pipeline
+
+        entry = find_graph(module, self.graph)
+        keep_reachable(module, entry)
+        sources: Sources = bind_files(module, self.files, folder, required=True)
+        given = bind_constants(module, entry, self.constants, sources)
+        if kept is not None:
+            kept.given = given
+        passes = with_precision(load_pipeline(default_pipeline(module, self.device) if self.pipeline is None else self.pipeline), self.precision)
+        return make_executable(module, entry, sources, self.device, self.threads, passes, Instrumentation(progress=self.tell), kept)
+
+
+def _tell_nobody(what: str) -> None:
+    pass
+
+
+def _name_and_folder(program: str | os.PathLike[str] | Module) -> tuple[str, Path | None]:
+    """What messages call a program, and the folder that its files of weights are looked up in."""
+    if not isinstance(program, Module):
+        name = os.fspath(program)
+        return name, Path(name).parent
+    name = program.source.name if program.source is not None else "<module>"
+    return name, Path(name).parent if program.source is not None and Path(name).is_file() else None
 
 
 def run(program: str | os.PathLike[str] | Module, /, *args: ArrayLike, **kwargs: ArrayLike) -> Any:

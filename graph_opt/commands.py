@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graph_opt.api import DEFAULT_DEVICE, DEVICES, default_pipeline, find_graph, keep_reachable, make_executable, parse, read_program
+from graph_opt.api import DEFAULT_DEVICE, DEVICES, find_graph, keep_reachable, parse, read_program
 from graph_opt.binding import at_location, bind_files
+from graph_opt.build import default_pipeline, make_executable
 from graph_opt.levels import LEVELS, TARGETS, level_of, preset_of
 from graph_opt.progress import Progress
 from ir.clone import clone_module

@@ -12,11 +12,11 @@ from codegen.runtime.entry import make_entry
 from codegen.runtime.outputs import as_outputs, bring, check_outputs
 from graph_opt.binding import at_location, plain_array
 from ir.clone import clone_module
-from ir.core import Graph, Module, Operation
+from ir.core import Graph, Module, Operation, WeightFile
 from ir.diagnostics import Diagnostic, GraphError
 from ir.interpreter import Interpreter
 from ir.signature import array_type, bind_shapes, check_count, match_arguments
-from ir.types import TensorType, Type, is_known, substitute_type
+from ir.types import TensorType, Type, array_shape, is_known, substitute_type
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -38,12 +38,21 @@ class Executable(ABC):
     each, which is then returned (a parameter called ``out`` hides it).  Raises :class:`GraphError` for arguments that don't fit
     and for values that an operation can't handle.
 
-    ``module`` is the program after the passes; ``str(executable)`` its text.
+    ``module`` is the program after the passes; ``str(executable)`` its text.  ``graph`` is the one that runs; of a program that came
+    out of the cache it has only the signature.  ``files`` are the files of weights that the program declares.
     """
 
-    def __init__(self, module: Module, graph: Graph) -> None:
-        self.module = module
+    def __init__(self, module: Module | Callable[[], Module], graph: Graph, files: Mapping[str, WeightFile] | None = None) -> None:
+        self._module = module
         self.graph = graph
+        self.files: Mapping[str, WeightFile] = files if files is not None else module.files if isinstance(module, Module) else {}
+
+    @property
+    def module(self) -> Module:
+        """The program after the passes.  When it came out of the cache, the passes run when this is first asked for."""
+        if not isinstance(self._module, Module):
+            self._module = self._module()
+        return self._module
 
     def __str__(self) -> str:
         return str(self.module)
@@ -113,7 +122,7 @@ class ReferenceExecutable(Executable):
             type_ = substitute_type(value.type, names)
             if isinstance(type_, TensorType) and all(isinstance(d, int) for d in type_.shape):
                 shapes: Any = [(a.shape, a.dtype.newbyteorder("=")) for a in out]
-                shapes[at] = (type_.shape, type_.dtype.numpy)
+                shapes[at] = (array_shape(type_), type_.dtype.numpy)
                 check_outputs(graph, out, shapes, arrays)
 
 
@@ -126,8 +135,15 @@ class NativeExecutable(Executable):
 
     __slots__ = ("__call__",)  # type: ignore[misc]  # holds the compiled function, which Python finds there without a detour
 
-    def __init__(self, module: Module, graph: Graph, program: NativeProgram, load: Loader) -> None:
-        super().__init__(module, graph)
+    def __init__(
+        self,
+        module: Module | Callable[[], Module],
+        graph: Graph,
+        program: NativeProgram,
+        load: Loader,
+        files: Mapping[str, WeightFile] | None = None,
+    ) -> None:
+        super().__init__(module, graph, files)
         self._program = program
         self._entry = make_entry(program, self._call, self._fail, load)
         self.__call__ = self._call if self._entry is None else self._entry.callable  # type: ignore[method-assign]

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 from codegen.llvm.jit import Code, CompileError
-from codegen.llvm.main import STORED
-from codegen.llvm.native import Argument, NativeModule, Site
+from codegen.llvm.native import STORED, Argument, NativeModule, Site
 from codegen.runtime.facts import Facts, Sized, Writing
 from codegen.runtime.program import NativeProgram
 from graph_opt.ahead import Ahead
 from graph_opt.executable import NativeExecutable
-from graph_opt.native import Stored, has_loops, load_quickly, new_program
+from graph_opt.load_time import Stored, has_loops, load_quickly, new_program
 from ir.core import Graph, Module, Value, WeightFile
 from ir.diagnostics import GraphError, Source
 from ir.encoding import (
@@ -300,7 +299,7 @@ class Image:
             stored.wait()
         tensors = [arrays[a.operation] for a in self._main.text.arguments if a.kind == "stored" and a.operation is not None]
         program = new_program(self._main.text, code, self._main.graph, tensors, threads, self._main.facts)
-        return NativeExecutable(module, self._main.graph, program, load_quickly)
+        return NativeExecutable(module, self._main.graph, program, load_quickly, self.module.files)
 
     def _loader(self, part: _Part, sources: Mapping[str, WeightSource], threads: int) -> Callable[[], NativeProgram]:
         def load() -> NativeProgram:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ir.weights import WeightSource
 
 POISON = "GRAPH_OPT_POISON"
+"""Set to 1, workspaces and memory that is free are filled with NaN, so that reads of what was never written show."""
 
 
 @dataclass

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from graph_opt.native import POISON
+from graph_opt.kept import POISON
 from ir.clone import clone_module
 from ir.core import Graph, Module
 from ir.diagnostics import GraphError

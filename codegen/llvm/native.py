@@ -10,6 +10,9 @@ from ir.diagnostics import AnyLocation, Diagnostic, GraphError
 from ir.dims import Dim, substitute
 from ir.types import MemRefType, TensorType
 
+STORED = ("graph.weight", "graph.constant", "graph.initial")
+"""Operations of a graph's own block whose results are there before it runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Site:

@@ -12,7 +12,7 @@ import pytest
 import graph_opt
 from graph_opt.ahead import Ahead
 from graph_opt.collector import OFTEN, fewer_collections
-from graph_opt.native import LoadTime
+from graph_opt.load_time import LoadTime
 from ir.core import Operation
 from ir.interpreter import Interpreter
 
