@@ -8,7 +8,7 @@ from codegen.llvm.clock import tick
 from codegen.llvm.control import shared
 from codegen.llvm.helpers import CALLBACK, STOP, ZERO
 from codegen.llvm.memory import copy_bytes
-from codegen.llvm.native import Argument, Site
+from codegen.llvm.native import STORED, Argument, Site
 from codegen.llvm.nests import Call, KnownNests
 from codegen.llvm.plan import effects, has_shared_loop, result_memory, root_of, writes_later
 from codegen.llvm.polynomials import Poly
@@ -21,8 +21,6 @@ from ir.dims import Dim
 from ir.layout import AccessArg, layout_of
 from ir.types import MemRefType, TensorType, buffer_of
 
-STORED = ("graph.weight", "graph.constant", "graph.initial")
-"""Operations of a graph's own block whose results are there before it runs."""
 _READS = ("memref.load", "vector.load")
 
 
