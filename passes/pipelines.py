@@ -15,6 +15,7 @@ _LINALG = (
     "merge-products",
     "decompose{keep=[sigmoid, silu, gelu, softmax, log_softmax, attention]}",
     "cse",
+    "sink-casts",
     "hoist-to-init",
     "lower-to-linalg",
     "fuse",
@@ -42,6 +43,7 @@ _LOOPS = (
     "block-steps{loop=k, size=$lanes}",
     "block-rows{loop=n.tile, rows=m.tile, size=128}",
     "prefetch{loop=k, ahead=8, across=n.tile}",
+    "widen-panels",
     # one loop of what goes through a row in the same order
     "fuse-loops{loop=[col, reduce], inside=row}",
     "forward-stores{loops=[reduce]}",

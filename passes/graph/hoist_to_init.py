@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from dialects.graph._blocks import unpacks_blocks
+from dialects.graph.cast import cast
 from dialects.graph.constant import constant, full, initial, iota, weight
+from dialects.graph.matmul import matmul
 from dialects.graph.shape import flatten, reshape, squeeze, unsqueeze
 from ir.attributes import GraphRef, attribute_key
 from ir.builder import Builder
@@ -15,7 +18,7 @@ from ir.clone import clone_operation
 from ir.core import DROPPED, Graph, Module, Operation, Value
 from ir.references import INITIAL, load_time_graphs, referenced_graphs
 from ir.rewriter import erase_if_dead, replace_op, walk_graphs
-from ir.types import TensorType
+from ir.types import TensorType, bf16, f16, f32
 from passes.infra.base import Pass, PassContext
 
 _STORED = (constant, weight, initial)
@@ -56,7 +59,11 @@ class HoistToInit(Pass):
     Operations on tensors move that have no effect, can't fail, and have results of known size; what they need moves with
     them.  A value stays where it is when it is only a weight, constant, ``full`` or ``iota`` (under another shape, too),
     and when it is more than ``growth`` times as large as the weights and constants that it is made of: broadcasting is
-    cheaper when the program runs.  Values that only others need which have moved have no limit.
+    cheaper when the program runs.  Values that only others need which have moved have no limit.  What makes floats of tensors of
+    blocks (``dequantize``) always stays.
+
+    So does the cast of a weight from f16 or bf16 to f32 that only products read, along whose columns it lies: they widen it in
+    their loops (see ``fuse``), and have to read half as much.
 
     ``@main.init`` is extended when it is there already, and loses results that nothing takes any more.
     """
@@ -92,7 +99,7 @@ class HoistToInit(Pass):
 
 def _may_move(op: Operation) -> bool:
     definition = op.definition
-    if definition.dialect != "graph" or not definition.pure or definition.traps or op.regions or not op.results:
+    if definition.dialect != "graph" or not definition.pure or definition.traps or op.regions or not op.results or unpacks_blocks(op):
         return False
     return all(isinstance(r.type, TensorType) and r.type.is_static for r in op.results)
 
@@ -115,7 +122,7 @@ def _moved(graph: Graph, module: Module, growth: int) -> dict[Operation, None]:
         if op.definition in _SOURCES or not any(r.has_uses for r in op.results):
             continue
         needed = [r for r in op.results if any(u not in moved for u in r.users)]
-        if needed and (_is_plain(op) or (growth and any(origins.grows(r, growth) for r in needed))):
+        if needed and (_is_plain(op) or is_wide_factor(op) or (growth and any(origins.grows(r, growth) for r in needed))):
             continue
         moved[op] = None
     return dict.fromkeys(reversed(moved))
@@ -128,6 +135,30 @@ def _is_plain(op: Operation) -> bool:
         assert source is not None
         op = source
     return op.definition in _SOURCES
+
+
+def is_widening(op: Operation | None) -> bool:
+    """Whether an operation is a cast from f16 or bf16 to f32."""
+    if op is None or op.definition is not cast or op.attribute("dtype") != f32:
+        return False
+    type_ = op.operands[0].type
+    return isinstance(type_, TensorType) and type_.dtype in (f16, bf16)
+
+
+def is_wide_factor(op: Operation) -> bool:
+    """Whether an operation only widens what products read, as the factor that has the columns of the result."""
+    return is_widening(op) and op.result.has_uses and all(u.definition is matmul and _has_columns(op.result, u) for u in op.result.users)
+
+
+def _has_columns(factor: Value, product: Operation) -> bool:
+    """Whether neighbouring elements of a product are computed with different elements of a factor, which is no other one's."""
+    a, b = product.operands
+    if a is b or not isinstance(a.type, TensorType) or not isinstance(b.type, TensorType):
+        return False
+    single = b.type.rank < 2 or b.type.shape[-2 if product.attribute("transpose_b") else -1] == 1
+    if not single:
+        return factor is b
+    return factor is a and a.type.rank >= 2
 
 
 class _Origins:

@@ -18,6 +18,7 @@ class Rule(Enum):
     MOVED = "its elements are read where they came from"
     INLINED = "computed where it is read, nothing else reads it"
     REPEATED = "cheap, computed again where it is read"
+    WIDENED = "a narrow factor, which the product widens where it is read"
     JOINED = "used where it is stored"
     ROWS = "shares the loop over rows"
     MERGED = "one product for all that read the same factor"

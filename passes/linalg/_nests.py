@@ -102,6 +102,8 @@ class Lowering:
         self.tensors: list[Operation] = []
         self.counts: dict[tuple[Block, tuple[Dim, ...], DType], Value] = {}
         """how many elements there are along open dimensions, as a float: computed once in a block"""
+        self.wide: dict[tuple[Block, Value], Value] = {}
+        """tensors of f16 and bf16, widened: once in a block"""
         self.op: Operation
         self.builder: Builder
 

@@ -34,8 +34,33 @@ def _factor(buffer: Value, shape: tuple[Dim, ...], batch: tuple[Dim, ...], matri
     return Access(buffer, (*outer.indices, *matrix))
 
 
+_STORED = ("graph.weight", "graph.constant", "graph.initial")
+
+
+def _rows(low: Lowering, rows: str, name: str) -> Value:
+    """The buffer of a factor; that of the ``rows``, which are read again for every block of columns, wide.
+
+    The other factor is widened in the product's loops, vector by vector, and so is what is stored with the program.
+    """
+    tensor, buffer = low.op.operand(name), low.operand(name)
+    assert tensor is not None and low.op.block is not None
+    type_ = tensor_type(tensor)
+    if name != rows or type_.dtype == wide_dtype(type_.dtype) or (tensor.defining_op is not None and tensor.defining_op.name in _STORED):
+        return buffer
+    if (low.op.block, tensor) in low.wide:
+        return low.wide[low.op.block, tensor]
+    wide = low.wide[low.op.block, tensor] = low.alloc(wide_dtype(type_.dtype), type_.shape, f"{tensor.name}.wide")
+    loops = low.loops(type_.shape)
+    place = tuple(n.name for n in loops)
+    low.generic(loops, [Access(buffer, place)], Access(wide, place), lambda x, _: widen(x))
+    return wide
+
+
 def matmul(low: Lowering) -> list[Value]:
-    """One chain of fused multiply-adds over ascending k from zero for each element."""
+    """One chain of fused multiply-adds over ascending k from zero for each element.
+
+    Rows of f16 and bf16 are widened in front.
+    """
     op = low.op
     a, b, result = tensor_type(op.operands[0]), tensor_type(op.operands[1]), tensor_type(op.result)
     transposed_a, transposed_b = op.attribute("transpose_a"), op.attribute("transpose_b")
@@ -46,8 +71,9 @@ def matmul(low: Lowering) -> list[Value]:
     row: tuple[Dim, ...] = (rest.pop(0), k) if a.rank > 1 else (k,)
     column: tuple[Dim, ...] = (k, rest.pop(0)) if b.rank > 1 else (k,)
     inner = a.shape[-2] if transposed_a else a.shape[-1]
-    left = _factor(low.operand("a"), a.shape, batch, row[::-1] if transposed_a else row)
-    right = _factor(low.operand("b"), b.shape, batch, column[::-1] if transposed_b else column)
+    one_column = b.rank == 1 or result.shape[-1] == 1
+    left = _factor(_rows(low, "b" if one_column else "a", "a"), a.shape, batch, row[::-1] if transposed_a else row)
+    right = _factor(_rows(low, "b" if one_column else "a", "b"), b.shape, batch, column[::-1] if transposed_b else column)
     loops = [Loop(n, d) for n, d in zip(outer, result.shape, strict=True)]
 
     def step(x: Value, y: Value, total: Value) -> Value:

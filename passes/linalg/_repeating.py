@@ -16,6 +16,7 @@ from passes.linalg._fusion import (
     Output,
     Read,
     compose,
+    is_product,
     is_sum_of_names,
     place_dims,
     plain_name,
@@ -85,11 +86,27 @@ def may_repeat(nests: Nests, producer: Nest, nest: Nest, read: Read, scope: Sequ
         return Rule.MOVED
     if facts.cost <= CHEAP and not facts.reads:
         return Rule.REPEATED  # made of loop variables alone
+    if _is_wide_factor(nests, producer, nest, read, consumer):
+        return Rule.WIDENED
     if not _covers(places, scope):
         return Blocker.REREAD
     if _is_sole(nests, producer, output, nest, read, consumer):
         return Rule.INLINED
     return Rule.REPEATED if facts.cost <= CHEAP and _all_read_once(nests, producer.op, output) else Blocker.SEVERAL
+
+
+def _is_wide_factor(nests: Nests, producer: Nest, nest: Nest, read: Read, consumer: Operation) -> bool:
+    """Whether a nest only widens f16 or bf16 for the factor of a product that has its columns.
+
+    That is exact, costs little where vectors are loaded, and halves what is read.  The other factor is read once for every
+    block of columns, element by element: it is widened before.
+    """
+    body = [op for op in producer.block if not op.definition.is_terminator]
+    if len(body) != 1 or body[0].name != "arith.extf" or not is_product(nest):
+        return False
+    outputs = nests.view(consumer).outputs
+    column = plain_name(outputs[-1].indices[-1]) if outputs and outputs[-1].indices else None
+    return column is not None and any(column in symbols_of(e) for e in read.indices)
 
 
 def may_move(nests: Nests, producer: Operation, consumer: Operation) -> Blocker | None:

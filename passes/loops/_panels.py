@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dialects.arith.cast import extf
 from dialects.arith.constant import constant
 from dialects.graph.indexing import pad
 from dialects.graph.shape import reshape, transpose
@@ -18,7 +19,7 @@ from ir.core import Operation, Value
 from ir.dims import Dim, UnknownDim, ceildiv, dim_min, floordiv
 from ir.layout import LAYOUT, IndexExpr, RangeArg
 from ir.opdef import REGISTRY
-from ir.types import MemRefType, ScalarType, TensorType
+from ir.types import DType, MemRefType, ScalarType, TensorType
 from passes.loops._loops import Access, body, create_loop, end_loop, number_layout, value_symbol, variable
 
 LARGEST_PADDING = 4
@@ -158,26 +159,30 @@ def pack_when_run(buffer: Value, panels: Panels, before: Operation) -> Value | N
     return target
 
 
-def pack_tile(buffer: Value, panels: Panels, tiles: Operation) -> Value:
-    """Memory inside a loop over tiles with the panel of each round, which is filled there and is near when it is read."""
+def pack_tile(buffer: Value, panels: Panels, tiles: Operation, dtype: DType) -> Value:
+    """Memory inside a loop over tiles with the panel of each round, which is filled there and is near when it is read.
+
+    ``dtype`` is that of the buffer, or a wider one.
+    """
     assert isinstance(buffer.type, MemRefType)
     inside = Builder(body(tiles), body(tiles).first, origin=buffer.name, loc=tiles.loc)
     attributes: Any = {LAYOUT: ()}
-    type_ = MemRefType(buffer.type.dtype, (buffer.type.shape[panels.step], panels.width))
+    type_ = MemRefType(dtype, (buffer.type.shape[panels.step], panels.width))
     target = inside.create(REGISTRY["memref.alloc"], [], attributes, result_types=[type_], name=f"{buffer.name}.panel").result
     _Filling(buffer, target, panels).panel(inside, value_symbol(variable(tiles)))
     return target
 
 
 class _Filling:
-    """Loops over the elements of panels that copy what the buffer has and store zeros elsewhere."""
+    """Loops over the elements of panels that copy what the buffer has, widened where panels are, and store zeros elsewhere."""
 
     def __init__(self, buffer: Value, target: Value, panels: Panels) -> None:
         self.buffer = buffer
         self.target = target
         self.panels = panels
-        assert isinstance(buffer.type, MemRefType)
+        assert isinstance(buffer.type, MemRefType) and isinstance(target.type, MemRefType)
         self.type = buffer.type
+        self.dtype = target.type.dtype
         rank = len(buffer.type.shape)
         self.others = panels.others(rank)
         shape = self.type.shape
@@ -235,7 +240,7 @@ class _Filling:
         loop = self._loop(builder, bounds, tag)
         at = value_symbol(variable(loop))
         with Builder(body(loop), loc=builder.loc, origin=builder.origin) as inner:
-            zero = Dense(np.array(0, self.type.dtype.numpy), self.type.dtype)
+            zero = Dense(np.array(0, self.dtype.numpy), self.dtype)
             value = self._load(inner, outer, start + at) if start is not None else constant(zero)
             self._store(inner, value, [*place, at])
         end_loop(loop)
@@ -245,7 +250,11 @@ class _Filling:
         places[self.panels.column] = column
         places[self.panels.step] = outer[-1]
         access = Access(self.buffer, tuple(IndexExpr(places[a]) for a in range(len(self.type.shape))))
-        return self._create(builder, "memref.load", [access], [ScalarType(self.type.dtype)]).result
+        value = self._create(builder, "memref.load", [access], [ScalarType(self.type.dtype)]).result
+        if self.dtype == self.type.dtype:
+            return value
+        wide: Value = extf(value, result_type=ScalarType(self.dtype))
+        return wide
 
     def _store(self, builder: Builder, value: Value, places: list[Dim]) -> None:
         self._create(builder, "memref.store", [value, Access(self.target, tuple(map(IndexExpr, places)))], [])

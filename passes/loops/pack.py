@@ -16,7 +16,7 @@ from ir.layout import LAYOUT, IndexExpr, OperandArg
 from ir.opdef import REGISTRY, OpDef
 from ir.references import load_time_graphs
 from ir.rewriter import erase_if_dead, walk_graphs
-from ir.types import MemRefType, Type
+from ir.types import DType, MemRefType, ScalarType, Type
 from passes.infra.base import Pass, PassContext
 from passes.loops._indices import Index, compute, find_dimensions, number
 from passes.loops._loops import (
@@ -29,6 +29,7 @@ from passes.loops._loops import (
     loops_tagged,
     minimum_terms,
     move_into,
+    number_layout,
     outermost,
     parent,
     ranges,
@@ -123,7 +124,7 @@ class _Packing:
         self.graph = graph
         self.stored_only = stored_only
         self.rows = rows
-        self.near: dict[tuple[Value, Panels, Operation], Value] = {}
+        self.near: dict[tuple[Value, Panels, Operation, DType], Value] = {}
         self.made: dict[tuple[Value, Type, Panels, Operation | None], Value] = {}
         self.replaced: dict[Value, None] = {}
 
@@ -179,15 +180,15 @@ class _Packing:
             return False
         panels = Panels(*place, width)
         nest = outermost(load)
-        if not panels.fit(access.buffer.type) or _is_written(access.buffer, nest):
+        if not panels.fit(access.buffer.type) or is_written(access.buffer, nest):
             return False
-        near = not self.stored_only and _fits_near(access, panels, column, _loop_of(tile))
+        many = not self.stored_only and self._has_rows(load, nest, tile, column)
+        near = not self.stored_only and _fits_near(load, access, panels, column, _loop_of(tile))
         turned = near and panels.crosswise and rows_between(tile, column) != 1  # as few rows as there may be
-        at_run_time = turned or (not self.stored_only and self._has_rows(load, nest, tile, column))
-        if at_run_time and near:
+        if near and (many or turned):
             self._pack_near(load, access, panels, tile, column)
             return True
-        buffer = self._panels(access.buffer, panels, nest, at_run_time)
+        buffer = self._panels(access.buffer, panels, nest, many)
         if buffer is None:
             return False
         write_layout(load, [panels.access(access, buffer, value_symbol(tile), value_symbol(column))])
@@ -195,11 +196,11 @@ class _Packing:
 
     def _pack_near(self, load: Operation, access: Access, panels: Panels, tile: Value, column: Value) -> None:
         """Reads from a panel that each round of the loop over tiles makes for itself."""
-        key = (access.buffer, panels, _loop_of(tile))
+        key = (access.buffer, panels, _loop_of(tile), read_dtype(load))
         if key not in self.near:
-            self.near[key] = pack_tile(access.buffer, panels, _loop_of(tile))
+            self.near[key] = pack_tile(access.buffer, panels, _loop_of(tile), read_dtype(load))
         places = (access.indices[panels.step], IndexExpr(value_symbol(column) - value_symbol(tile)))
-        write_layout(load, [Access(self.near[key], places)])
+        _read_wide(load, Access(self.near[key], places))
         self.replaced[access.buffer] = None
 
     def _has_rows(self, load: Operation, nest: Operation, tile: Value, column: Value) -> bool:
@@ -246,16 +247,16 @@ def _pack_when_run(buffer: Value, panels: Panels, nest: Operation) -> Value | No
     return made
 
 
-def two_versions(nest: Operation, conditions: Sequence[tuple[Dim, int]]) -> None:
+def two_versions(nest: Operation, conditions: Sequence[tuple[Dim, int]]) -> bool:
     """Puts the nest into the first region of a ``scf.if`` for sizes that are large enough, and a copy into the second one.
 
-    The nest stays where a size is no value that can be had in front of it.
+    The nest stays where a size is no value that can be had in front of it, which is returned.
     """
     block = nest.block
     parts = [Index(size) for size, _ in conditions]
     dimensions = find_dimensions(parts, nest)
     if isinstance(dimensions, str) or block is None:
-        return
+        return False
     builder = Builder(block, nest, origin="rows", loc=nest.loc)
 
     def make(definition: OpDef, operands: Sequence[Value], attributes: Mapping[str, Any]) -> Value:
@@ -276,6 +277,7 @@ def two_versions(nest: Operation, conditions: Sequence[tuple[Dim, int]]) -> None
     clone_before(nest, None, second)
     for inside in (first, second):
         Builder(inside, loc=nest.loc).create(yield_, [])
+    return True
 
 
 def rows_between(tile: Value, column: Value) -> Dim | None:
@@ -295,7 +297,7 @@ def rows_between(tile: Value, column: Value) -> Dim | None:
     return rows
 
 
-def _fits_near(access: Access, panels: Panels, column: Value, tiles: Operation) -> bool:
+def _fits_near(load: Operation, access: Access, panels: Panels, column: Value, tiles: Operation) -> bool:
     """Whether one panel can be made in each round of a loop over tiles: a matrix, read at the tile's own columns."""
     type_ = access.buffer.type
     assert isinstance(type_, MemRefType)
@@ -306,8 +308,38 @@ def _fits_near(access: Access, panels: Panels, column: Value, tiles: Operation) 
         and stored_tensor(access.buffer) is None
         and access.indices[panels.column].expr == value_symbol(column)
         and isinstance(lines, int)
-        and lines * panels.width * type_.dtype.itemsize <= NEAR
+        and lines * panels.width * read_dtype(load).itemsize <= NEAR
     )
+
+
+def _is_widened(load: Operation) -> bool:
+    """Whether a number is only loaded to be widened."""
+    users = load.results[0].users
+    return bool(users) and all(u.name == "arith.extf" for u in users) and len({u.results[0].type for u in users}) == 1
+
+
+def read_dtype(load: Operation) -> DType:
+    """The type that a loaded number is computed with in."""
+    value = load.results[0].users[0].results[0] if _is_widened(load) else load.results[0]
+    assert isinstance(value.type, ScalarType)
+    return value.type.dtype
+
+
+def _read_wide(load: Operation, access: Access) -> None:
+    """Loads from another place, in which numbers are wide already."""
+    if not _is_widened(load):
+        write_layout(load, [access])
+        return
+    graph = load.graph
+    assert graph is not None and load.block is not None
+    operands, layout = number_layout([access], graph)
+    attributes: Any = {LAYOUT: layout}
+    builder, types = Builder(load.block, load, loc=load.loc), [ScalarType(read_dtype(load))]
+    wide = builder.create(REGISTRY["memref.load"], operands, attributes, result_types=types, name=load.results[0].name).result
+    for user in load.results[0].users:
+        user.results[0].replace_all_uses_with(wide)
+        user.erase()
+    load.erase()
 
 
 def _lines_are_far(type_: MemRefType, step: int) -> tuple[tuple[Dim, int], ...]:
@@ -366,7 +398,8 @@ def _steps_by(name: str, size: int, graph: Graph) -> bool:
     return is_multiple(bounds.step, size, graph) and is_multiple(bounds.start, size, graph)
 
 
-def _is_written(buffer: Value, nest: Operation) -> bool:
+def is_written(buffer: Value, nest: Operation) -> bool:
+    """Whether a nest may write to a buffer."""
     memory = memory_of(buffer)
     if memory.kind == "tensor":
         return False  # nothing can write it

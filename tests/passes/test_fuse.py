@@ -268,6 +268,28 @@ def test_columns_of_a_crosswise_factor_are_copied() -> None:
     assert allocs(module) == 1
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_product_widens_the_factor_of_its_columns(dtype: str) -> None:
+    """Vector by vector in its own loops; rows, which are read number by number for every block of columns, are widened before."""
+    body = "%a = cast(%x, dtype=f32); %b = cast(%w, dtype=f32); %y = matmul(%a, %b); %z = relu(%y); return %z, %b"
+    module = through(graph(body, f"%x: {dtype}[B, 5], %w: {dtype}[5, 6]"), "fuse")
+    (product,) = [op for op in module.walk() if op.name == "linalg.reduce"]
+    read = [op.operand_uses[i].value.name for op in (product,) for i in range(2)]
+    assert read == ["a.buffer", "w.buffer"] and any(op.name == "arith.extf" for op in product.walk())
+    assert nests(module) == 3, "what is returned is stored as well"
+    crosswise = through(graph("%b = cast(%w, dtype=f32); %y = matmul(%b, %x); return %y", f"%x: f32[5], %w: {dtype}[6, 5]"), "fuse")
+    assert nests(crosswise) == 1
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_rows_of_a_narrow_product(dtype: str) -> None:
+    """They are widened once for all products that read them, which then share a nest."""
+    text = graph("%g = matmul(%x, %w); %u = matmul(%x, %v); %y = mul(%g, %u); return %y", f"%x: {dtype}[B, 5], %w: {dtype}[5, 6], %v: {dtype}[5, 6]")
+    module = through(text, "fuse")
+    assert (nests(module), allocs(module)) == (2, 2)
+    assert_same_bits(through(text, "lower-to-linalg"), module, seeds=(0,))
+
+
 def test_one_read_of_an_element_is_enough() -> None:
     lines = "".join(f"  %v{i} = add({f'%v{i - 1}' if i else '%x'}, %x)\n" for i in range(40))
     module = load(f"graph @main(%x: f32[N]) -> f32[N] {{\n{lines}  return %v39\n}}\n")

@@ -65,6 +65,53 @@ def test_not_worth_it(body: str) -> None:
     assert list(graphs(program(body))) == ["main"]
 
 
+@pytest.mark.parametrize(
+    ("uses", "stays"),
+    [
+        ("%y = matmul(%x, %c)", True),
+        ("%y = linear(%x, %t)", False),  # what stands between them would be computed in every run
+        ("%z = matmul(%x, %c)\n%v = matmul(%x, %c)\n%y = add(%z, %v)", True),
+        ("%z = matmul(%x, %c)\n%s = slice(%c, starts=[0], ends=[1], axes=[0])\n%y = add(%z, %s)", False),  # something else reads it
+        ("%s = matmul(%c, %t)\n%z = matmul(%x, %c)\n%u = sum(%s)\n%y = add(%z, %u)", False),
+        ("%v = matmul(%x, %c, transpose_a=true, transpose_b=false)\n%y = relu(%v)", True),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_products_widen_their_weights_themselves(uses: str, stays: bool, dtype: str) -> None:
+    body = f'%w = weight(@f, "w") : {dtype}[4, 8]\n%c = cast(%w, dtype=f32)\n'
+    body += "%t = transpose(%c, perm=[1, 0])\n" if "%t" in uses else ""
+    text = program(body + uses)
+    if "transpose_a" in uses:
+        text = text.replace("%x: f32[B, 4]", "%x: f32[4, B]")
+    found = graphs(text)
+    assert ("cast" in found["main"]) == stays
+    assert all("cast" not in ops for n, ops in found.items() if n != "main" and stays)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "%y = matmul(%c, %x)",  # its elements are rows, which are read one by one
+        "%v = matmul(%x, %c)\n%y = transpose(%v, perm=[1, 0])",  # one column
+        "%y = matmul(%c, %c, transpose_a=true)",
+    ],
+)
+def test_other_factors_are_widened_before(body: str) -> None:
+    shape = {"%v": "4, 1", "%y = matmul(%c, %x)": "8, B"}.get(body[:2] if body.startswith("%v") else body, "4, 4")
+    text = f'file @f = "w.npz"\n\ngraph @main(%x: f32[B, 4]) -> ? {{\n  %w = weight(@f, "w") : bf16[{shape}]\n  %c = cast(%w, dtype=f32)\n'
+    text = text.replace("8, B", "8, 4").replace("%x: f32[B, 4]", "%x: f32[4, B]" if "%c, %x" in body else "%x: f32[B, 4]")
+    module = load(text + "".join(f"  {line}\n" for line in body.splitlines()) + "  return %y\n}\n")
+    apply(module, "hoist-to-init")
+    assert "cast" not in [op.definition.text_name for op in module.main.block]
+
+
+def test_a_matrix_by_a_vector_widens_the_matrix() -> None:
+    """Its lines are what neighbouring elements of the result are made of."""
+    text = 'file @f = "w.npz"\n\ngraph @main(%x: f32[4]) -> f32[8] {\n  %w = weight(@f, "w") : bf16[8, 4]\n'
+    text += "  %c = cast(%w, dtype=f32)\n  %y = matmul(%c, %x)\n  return %y\n}\n"
+    assert graphs(text) == {"main": ["weight", "cast", "matmul"]}
+
+
 def test_large_values_that_are_not_kept() -> None:
     body = """
 %w = weight(@f, "b") : f32[8]

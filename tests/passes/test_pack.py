@@ -231,6 +231,20 @@ def test_known_rows_decide(m: str, packed: bool) -> None:
     assert bool(reads(after, "B.panel")) == packed and "scf.if" not in print_module(after)
 
 
+@pytest.mark.parametrize("crosswise", [False, True])
+def test_near_panels_are_wide(crosswise: bool) -> None:
+    """What is copied for many rows is widened then, and not in the loop over steps."""
+    shape = (52, 2) if crosswise else (2, 52)
+    text = matmul("5", "52", "2").replace("%b: f32[2, 52]", f"%b: f32{[*shape]}")
+    buffer = f"  %narrow = cast(%b, dtype=bf16)\n  %B = memref.from_tensor(%narrow) : memref<bf16{[*shape]}>"
+    text = text.replace("  %B = memref.from_tensor(%b) : memref<f32[2, 52]>", buffer)
+    load = f"memref.load(%B[{'%j, %k' if crosswise else '%k, %j'}]) : bf16\n        %w = arith.extf(%y) : f32"
+    text = text.replace("memref.load(%B[%k, %j]) : f32", load).replace("fma(%x, %y,", "fma(%x, %w,")
+    after = run(text, TILES + MANY + PEELS, [((5, 2), shape, (52,))])
+    assert "memref<f32[2, 48]>" in print_module(after) and reads(after, "B.panel")
+    assert not any(op.name == "arith.extf" for loop in after.walk() if loop.name == "scf.for" for op in loop.walk())
+
+
 def test_unknown_rows_make_two_versions() -> None:
     """Lines of 2 KiB and more, and many of them: the number of rows is looked at when the program runs."""
     text = matmul("M", "512", "64")
