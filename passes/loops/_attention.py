@@ -167,6 +167,8 @@ class Nests:
         self.scores = alloc("scores", f32, self.rows, KEYS)
         self.most, self.most_column = self._numbers("most")
         self.sums, _ = self._numbers("sums")
+        for numbers in (self.most, self.sums):
+            store(filled(self.zero, self.lanes_of_rows), numbers, (0, self.lanes_of_rows))
 
     def alloc_weights(self) -> None:
         """Memory for what joins blocks; numbers for each row are written as vectors and read as columns."""
@@ -174,8 +176,17 @@ class Nests:
         self.new_weights, self.new_column = self._numbers("new")
 
     def _numbers(self, name: str) -> tuple[Value, Value]:
-        as_column = alloc(name, f32, self.rows, 1)
-        return reshaped(as_column, self.rows), as_column
+        as_column = alloc(name, f32, self.lanes_of_rows, 1)
+        return reshaped(as_column, self.lanes_of_rows), as_column
+
+    @property
+    def lanes_of_rows(self) -> int:
+        """Numbers for each row fill registers: in lanes that nobody writes, what is left there may be denormal, and slow."""
+        return 1 << max(2, (self.rows - 1).bit_length()) if self.rows > 1 else 1
+
+    def so_far(self, name: str, rows: int) -> Value:
+        """Memory for a number for each of some rows, block by block of them."""
+        return alloc(name, f32, rows // self.rows, self.lanes_of_rows)
 
     # -- how far queries see ---------------------------------------------------------------------------------------
 
@@ -304,13 +315,14 @@ class Nests:
 
     def join_sums(self, most_so_far: Value, sums_so_far: Value, at: Dim, largest: Value, sums: Value) -> None:
         """Joins a block with those before it; leaves the weights of both."""
-        old, total = load(most_so_far, (at, self.rows), name="most.before"), load(sums_so_far, (at, self.rows), name="sum.before")
+        place, all_rows = floordiv(at, self.rows), (0, self.lanes_of_rows)
+        old, total = load(most_so_far, place, all_rows, name="most.before"), load(sums_so_far, place, all_rows, name="sum.before")
         both = select(cmpf(old, largest, predicate="gt"), old, largest, name="most.now")
         before, now = exp(subf(old, both), decaying=True, name="weight.before"), exp(subf(largest, both), decaying=True, name="weight.now")
-        store(both, most_so_far, (at, self.rows))
-        store(fma(sums, now, mulf(total, before), name="sum.now"), sums_so_far, (at, self.rows))
-        store(before, self.old_weights, (0, self.rows))
-        store(now, self.new_weights, (0, self.rows))
+        store(both, most_so_far, place, all_rows)
+        store(fma(sums, now, mulf(total, before), name="sum.now"), sums_so_far, place, all_rows)
+        store(before, self.old_weights, all_rows)
+        store(now, self.new_weights, all_rows)
 
     def join_values(self, so_far: Value, at: Dim, values: Value, column: Dim, columns: int) -> None:
         """The same for some columns of the values."""
@@ -321,21 +333,21 @@ class Nests:
 
     def _of_block(self) -> tuple[Value, Value]:
         """The largest scores and the sums of the block that was worked on last."""
-        return load(self.most, (0, self.rows), name="most.block"), load(self.sums, (0, self.rows), name="sum.block")
+        all_rows = 0, self.lanes_of_rows
+        return load(self.most, all_rows, name="most.block"), load(self.sums, all_rows, name="sum.block")
 
     def start(self, most_so_far: Value, sums_so_far: Value, values: Value, rows: int) -> None:
         """Before the first block."""
 
-        def one(row: Dim) -> None:
-            store(self.lowest, most_so_far, row)
-            store(self.zero, sums_so_far, row)
-            store(filled(self.zero, self.problem.value_width), values, row, (0, self.problem.value_width))
-
-        loop("row", 0, rows, 1, one)
+        for n in range(rows // self.rows):
+            store(filled(self.lowest, self.lanes_of_rows), most_so_far, n, (0, self.lanes_of_rows))
+            store(filled(self.zero, self.lanes_of_rows), sums_so_far, n, (0, self.lanes_of_rows))
+        nothing = filled(self.zero, self.problem.value_width)
+        loop("row", 0, rows, 1, lambda row: store(nothing, values, row, (0, self.problem.value_width)))
 
     def finish(self, sums: Value, values: Value, row: Dim, store_to: Callable[[Value], None]) -> None:
         """A row of the result: what was added up by the sum, which is 1 or more where there is any; never -0."""
-        inverse = divf(self.one, maximumf(load(sums, row, name="sum"), self.one), name="inverse")
+        inverse = divf(self.one, maximumf(load(sums, floordiv(row, self.rows), mod(row, self.rows), name="sum"), self.one), name="inverse")
         store_to(fma(load(values, row, (0, self.problem.value_width), name="row"), inverse, self.zero))
 
     # -- keys by columns -------------------------------------------------------------------------------------------
@@ -422,7 +434,7 @@ class Prefill(Nests):
         self.alloc_weights()
         self.q = alloc("q.tile", f32, self.tile, p.width)
         self.values = alloc("values", f32, self.tile, p.value_width)
-        self.most_so_far, self.sums_so_far = alloc("most.so.far", f32, self.tile), alloc("sums.so.far", f32, self.tile)
+        self.most_so_far, self.sums_so_far = self.so_far("most.so.far", self.tile), self.so_far("sums.so.far", self.tile)
         self.start(self.most_so_far, self.sums_so_far, self.values, self.tile)
 
         def scaled(i: Dim) -> None:

@@ -37,7 +37,7 @@ class Decode(Nests):
     def alloc(self) -> None:
         p = self.problem
         places = p.batch, p.key_heads, ceildiv(p.keys, KEYS), self.most_rounds
-        self.all_most, self.all_sums = (alloc(name, f32, *places, _padded(self.rows)) for name in ("all.most", "all.sums"))
+        self.all_most, self.all_sums = (alloc(name, f32, *places, _padded(self.lanes_of_rows)) for name in ("all.most", "all.sums"))
         self.all_values = alloc("all.values", f32, *places, self.rows, _padded(p.value_width))
 
     def build(self) -> None:
@@ -82,21 +82,21 @@ class Decode(Nests):
         self.hide(sight, self.steps * s, block, count)
         self.exponentials(count)
         for found, target in zip(self._of_block(), (self.all_most, self.all_sums), strict=True):
-            store(found, target, b, h, n, s, (0, self.rows))
+            store(found, target, b, h, n, s, (0, self.lanes_of_rows))
         self.weighted(b, h, block, count, self.columns, lambda o, c, size: store(o, self.all_values, b, h, n, s, (0, self.rows), (c, size)))
 
     def _join(self, b: Dim, h: Dim, s: Dim) -> None:
         p = self.problem
         self.alloc_weights()
-        most_so_far, sums_so_far = alloc("most.so.far", f32, self.rows), alloc("sums.so.far", f32, self.rows)
+        most_so_far, sums_so_far = self.so_far("most.so.far", self.rows), self.so_far("sums.so.far", self.rows)
         values = alloc("values", f32, self.rows, p.value_width)
         self.start(most_so_far, sums_so_far, values, self.rows)
 
         def join(n: Dim) -> None:
-            places = b, h, n, s, (0, self.rows)
-            largest, sums = (load(x, *places, name=f"{m}.block") for x, m in ((self.all_most, "most"), (self.all_sums, "sum")))
+            numbers = b, h, n, s, (0, self.lanes_of_rows)
+            largest, sums = (load(x, *numbers, name=f"{m}.block") for x, m in ((self.all_most, "most"), (self.all_sums, "sum")))
             self.join_sums(most_so_far, sums_so_far, 0, largest, sums)
-            found = load(self.all_values, *places, (0, p.value_width), name="values.block")
+            found = load(self.all_values, b, h, n, s, (0, self.rows), (0, p.value_width), name="values.block")
             self.join_values(values, 0, found, 0, p.value_width)
 
         loop("n", 0, self.blocks, 1, join, tag="keys.block")
