@@ -88,7 +88,7 @@ class Target:
             "columns_left": [n * self.lanes for n in range(vectors - 1, 0, -1)],
             "area": area,
             "queries": area // keys,
-            "digits": [max(1, n * self.registers // 32) for n in (4, 3, 2)],
+            "digits": [self.registers * 3 // 8 // (n + 1) for n in (1, 2, 3)],
             "panel": 2 * self.lanes,
             "keys": keys,
         }

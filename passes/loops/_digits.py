@@ -279,14 +279,14 @@ class Product:
         self, source: Source, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, sums: Value, hints: Hints | None
     ) -> Value:  # fmt: skip
         """Adds a block (``b`` of the source) to the sums of some rows and columns."""
-        x, columns, small = self.x, self.shape.columns, self.weights.format.bits == 4
+        x, columns = self.x, self.shape.columns
         exact = [self._start(block, digit, row, rows) for digit in range(x.digits)]
         for number_, (word, found) in enumerate(source.words(b, column, columns)):
             if hints is not None:
                 hints(b, column, number_)  # between other loads, as many at once would wait for each other
             for digit in range(x.digits):
                 four = load(x.words, (row, rows), (block * x.digits + digit) * WORDS + word, keep=True, name="four")
-                exact[digit] = dot4(found, four, exact[digit], small=small, name=f"exact.{digit}")
+                exact[digit] = dot4(found, four, exact[digit], small=self.weights.format.bits == 4, name=f"exact.{digit}")
         scale = load(x.scales, (row, rows), 2 * block, keep=True, name="s")
         factor = mulf(source.factors(0, b, column, columns), scale)
         sums = fma(factor, self._joined(exact), sums)

@@ -62,7 +62,7 @@ class LowerDigits(Pass):
     preserves: ClassVar[Literal["bits", "values"]] = "values"
     keeps_types: ClassVar[bool] = True
 
-    rows: tuple[int, ...] = (4, 3, 2)
+    rows: tuple[int, ...] = (6, 4, 3)
     columns: int = 32
     floats: int = 8
     """rows that ``packed_linear`` works on at a time"""
