@@ -67,7 +67,7 @@ class LowerDigits(Pass):
     floats: int = 8
     """rows that ``packed_linear`` works on at a time"""
     blocks: int = 24
-    few: int = 8
+    few: int = 16
     ahead: int = 16384
     near: int = 2560
 
