@@ -1,4 +1,4 @@
-"""Nests that read tensors of blocks: ``dequantize``, and ``gather`` of their rows.
+"""Nests that read tensors of blocks: ``dequantize``, ``gather`` of their rows, and ``pack_rows``.
 
 Correct for everything that is left when no pass made packed products of it (see ``quantize-products``), and not fast.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dialects.arith.bits import andi, ori, shli, shrui
+from dialects.arith.bits import andi, ori, shli, shrui, xori
 from dialects.arith.cast import bitcast, extf, extsi, extui, index_cast, sitofp
 from dialects.arith.floats import mulf
 from dialects.arith.integers import muli, subi
+from dialects.graph.digits import FORMATS, ROWS
 from dialects.math import fma
 from ir.core import Value
-from ir.dims import Dim
-from ir.types import DType, ScalarType, TensorType, f16, f32, f64, i8, i16, i32, q4_0, q4_1, q8_0, storage_shape
-from passes.linalg._bodies import Place, from_start, load, to_index
+from ir.dims import Dim, floordiv, mod
+from ir.types import DType, ScalarType, TensorType, f16, f32, f64, i8, i16, i32, q4_0, q4_1, q8_0, storage_shape, u8
+from passes.linalg._bodies import Place, buffer_type, from_start, load, to_index
 from passes.linalg._nests import Access, Loop, Lowering, narrow, number, tensor_type
 
 _HEAD = {q4_0: 2, q4_1: 4, q8_0: 2}
@@ -49,6 +50,35 @@ def gathered_blocks(low: Lowering, source: Value, indices: Value, axis: int, cou
 
     low.generic(loops, [Access(indices, tuple(names[axis : axis + rank]))], Access(buffer, tuple(names)), body)
     return low.reshaped(buffer, result.shape)
+
+
+def packed(low: Lowering) -> list[Value]:
+    """``pack_rows`` of what is not known when the program is loaded: nests that move bytes."""
+    result, buffer = tensor_type(low.op.result), low.result_buffer()
+    weights = [tensor_type(w) for w in low.op.operands]
+    format_ = FORMATS[weights[0].dtype.name]
+    rows = sum((w.shape[0] for w in weights[1:]), weights[0].shape[0])
+    if rows != result.shape[0] * ROWS:
+        low.fill(buffer, 0)
+    first: Dim = 0
+    for weight, type_ in zip(low.op.operands, weights, strict=True):
+        source, words = low.buffer(weight), format_.numbers // (4 * ROWS)
+        _moved_bytes(low, source, buffer, first, (words, 4), _HEAD[type_.dtype], 0, flip=format_.bits == 8)
+        _moved_bytes(low, source, buffer, first, (1 + format_.minimum, 2), 0, format_.numbers, flip=False)
+        first = first + type_.shape[0]
+    return [buffer]
+
+
+def _moved_bytes(low: Lowering, source: Value, target: Value, first: Dim, unit: tuple[int, int], start: int, end: int, *, flip: bool) -> None:
+    """Moves words of each block, from the byte ``start`` on, to where those of 32 rows lie side by side, from ``end`` on."""
+    rows, blocks = buffer_type(source).shape[:2]
+    loops = low.loops([rows, blocks, *unit])
+    r, b, word, byte = (n.name for n in loops)
+    size = unit[1]
+    row = r + first
+    place = (floordiv(row, ROWS), b, size * ROWS * word + size * mod(row, ROWS) + byte + end)
+    read = Access(source, (r, b, size * word + byte + start))
+    low.generic(loops, [read], Access(target, place), lambda x, _: xori(x, number(128, u8)) if flip else x)
 
 
 def _pieces(low: Lowering) -> tuple[Value, list[Loop]]:

@@ -41,6 +41,7 @@ _LOWERINGS: dict[str, Callable[[Lowering], list[Value]]] = {
     "tril": _moves.triangle,
     "triu": _moves.triangle,
     "dequantize": _quantized.dequantized,
+    "pack_rows": _quantized.packed,
     "gather": _indexing.gathered,
     "gather_elements": _indexing.gathered_elements,
     "scatter": _indexing.scattered,
