@@ -39,7 +39,7 @@ UNCOUNTED = ("graph.call", "graph.return", "graph.print", "graph.assert")
 """Operations that compute nothing."""
 SAME_BITS = ("fma", "absf", "absi", "copysign", "sqrt", "floor", "ceil", "trunc", "roundeven", "isnan", "ldexp")
 """Functions of ``math`` that are rounded correctly everywhere."""
-SUMS = ("graph.matmul", "graph.sum", "graph.mean", "graph.prod", "graph.cumsum")
+SUMS = ("graph.matmul", "graph.packed_linear", "graph.sum", "graph.mean", "graph.prod", "graph.cumsum")
 
 
 class Rounding(Interpreter):
