@@ -15,7 +15,7 @@ from ir.attributes import Attribute, FileRef
 from ir.core import Graph, Module, Operation, Value, WeightFile
 from ir.diagnostics import Diagnostic, GraphError, did_you_mean
 from ir.opdef import REGISTRY
-from ir.signature import array_type
+from ir.signature import array_type, is_masked
 from ir.types import TensorType, UnknownType, merge_types
 from ir.weights import ArraySource, WeightSource
 
@@ -134,7 +134,7 @@ def bind_constants(module: Module, graph: Graph, constants: Mapping[str, ArrayLi
 
 def plain_array(value: Any, name: str, location: Any) -> NDArray[Any]:
     """An array from what the caller gave.  Raises :class:`GraphError` for a masked one, or what is none."""
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(value):
         raise GraphError(Diagnostic(f"%{name} is a masked array", location, "pass the data and the mask as two arrays"))
     try:
         return np.asarray(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,12 @@ def constraint_holds(constraint: Constraint, bindings: Mapping[str, int]) -> boo
     if not all(isinstance(v, int) for v in values):
         return True
     return all(_COMPARE[c](a, b) for c, a, b in zip(constraint.comparisons, values, values[1:], strict=False))  # type: ignore[arg-type]
+
+
+def is_masked(value: object) -> bool:
+    """Whether this is a masked array.  numpy's module of these takes long to load, and nobody has one before it is loaded."""
+    module = sys.modules.get("numpy.ma")
+    return module is not None and isinstance(value, module.MaskedArray)
 
 
 def overlaps_itself(array: NDArray[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
@@ -118,6 +119,8 @@ def dtype_from_numpy(dtype: np.dtype[Any]) -> DType | None:
     """The element type of a numpy array in native or foreign byte order; None when there is none."""
     native = dtype.newbyteorder("=")
     for candidate in DTYPES.values():
+        if candidate is bf16 and "ml_dtypes" not in sys.modules:
+            continue  # loading it takes long, and nobody has such an array before it is loaded
         if candidate is not index and candidate.numpy == native:
             return candidate
     return None

@@ -9,7 +9,7 @@ import numpy as np
 
 from ir.core import Graph
 from ir.diagnostics import Diagnostic, GraphError
-from ir.signature import overlap, overlaps_itself
+from ir.signature import is_masked, overlap, overlaps_itself
 from ir.types import TensorType, dtype_from_numpy, tensor_shape
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def as_outputs(graph: Graph, out: Any) -> Arrays:
         message = f"out: graph @{graph.name} has {_count(len(graph.results), 'result')}, found {_count(len(given), 'array')}"
         raise GraphError(Diagnostic(message, graph.loc))
     for value, array in zip(graph.results, given, strict=True):
-        if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        if not isinstance(array, np.ndarray) or is_masked(array):
             raise GraphError(Diagnostic(f"out: %{value.name} takes a numpy array, found {type(array).__name__}", value.location))
         if not array.flags.writeable:
             raise GraphError(Diagnostic(f"out: the array for %{value.name} is read-only", value.location))
