@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dialects.arith.bits import andi, shli, shrsi
-from dialects.arith.cast import bitcast, extsi, fptosi, sitofp, trunci
+from dialects.arith.bits import andi, shli, shrsi, xori
+from dialects.arith.cast import bitcast, extsi, sitofp, trunci
 from dialects.arith.comparison import cmpi, select
-from dialects.arith.floats import divf, mulf
+from dialects.arith.floats import addf, divf, mulf
 from dialects.arith.integers import addi, maxsi, subi
 from dialects.graph.digits import BLOCK, LARGEST, LEAST_SCALE, POWER_STEPS
-from dialects.math import roundeven
 from dialects.vector import multi_reduction
 from ir.core import Value
 from ir.dims import Dim
@@ -23,6 +22,7 @@ from passes.loops._blocks import buffer_type, load, loop, number, parallel, resh
 
 _INFINITY = 0x7F800000
 _LARGEST = 0x7FFFFFFF
+_SHIFT = 2.0**23
 
 
 def _bits(value: float) -> int:
@@ -66,6 +66,8 @@ class _Split:
         self.infinity = number(_INFINITY, i32, "infinity")
         self.nothing, self.zero = number(0, i32, "nothing"), number(0.0, f32, "zero")
         self.nan = number(float("nan"), f32, "nan")
+        self.shift, self.shift_bits = number(_SHIFT, f32, "shift"), number(_bits(_SHIFT), i32, "shift.bits")
+        self.sign, self.all = number(31, i32, "sign"), number(-1, i32, "all")
         self.least = number(_bits(LARGEST[count] * LEAST_SCALE), i32, "least")
         self.steps = [number(8 * n, i32, "step") for n in range(count)]
         self.halves = [number(sum(128 << 8 * m for m in range(n)), i32, "half") for n in range(count)]
@@ -83,12 +85,15 @@ class _Split:
 
     def _block(self, row: Dim, block: Dim) -> None:
         found = _as(load(self.x, row, (BLOCK * block, BLOCK), name="x"), i32, "bits")
-        largest = multi_reduction(andi(found, self.magnitude), kind="max", axes=(0,), name="largest")
+        sizes = andi(found, self.magnitude)
+        largest = multi_reduction(sizes, kind="max", axes=(0,), name="largest")
         finite = cmpi(largest, self.infinity, predicate="lt", name="finite")
         scale, factor = self._scale(maxsi(select(finite, largest, self.nothing), self.least))
-        factor = select(finite, factor, self.zero)
-        scaled = _stored(mulf(_as(found, f32), factor), "scaled")
-        integers = fptosi(roundeven(scaled), result_type=VectorType(i32, (BLOCK,)), name="integers")
+        # a number below 2**23 plus 2**23 has its integer, rounded to even, behind the exponent; fptosi would be slow for what can't be here
+        scaled = _stored(mulf(_as(sizes, f32), factor), "scaled")
+        size = subi(_as(addf(scaled, self.shift), i32), self.shift_bits)
+        sign = shrsi(found, self.sign)
+        integers = andi(subi(xori(size, sign), sign), select(finite, self.all, self.nothing), name="integers")
         total: Value | None = None
         for n in range(self.count):
             moved = shrsi(addi(integers, self.halves[n]), self.steps[n]) if n else integers
