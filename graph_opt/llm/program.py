@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graph_opt.api import Device, compile, find_graph, load, parse
+import numpy as np
+
+from graph_opt.api import Device, compile, compile_text, parse
 from graph_opt.binding import bind_files
 from graph_opt.llm.cache import KeyValueCache
 from interop.gguf import GgufFile
-from ir.core import Graph, Module
+from ir.core import Graph, Module, WeightFile
 from ir.diagnostics import Diagnostic, GraphError, NamedLocation
 from ir.types import TensorType, type_symbols
 
@@ -34,11 +35,11 @@ class Program:
     Raises GraphError for a graph of another form.
     """
 
-    def __init__(self, executable: Executable, metadata: Metadata, make: Callable[[Module], Executable]) -> None:
+    def __init__(self, executable: Executable, metadata: Metadata, device: Device) -> None:
         self.metadata = metadata
         self.graph = executable.graph
         self._run = executable
-        self._make = make
+        self._device = device
         self.vocabulary, self._dimension = _form_of(self.graph)
 
     def checked_capacity(self, capacity: int | None) -> int:
@@ -57,41 +58,39 @@ class Program:
 
     def forward(self, ids: NDArray[Any], position: int, caches: Sequence[NDArray[Any]], logits: NDArray[Any]) -> None:
         """Adds tokens to the caches from a position on, and writes the logits behind the last."""
-        self._run(ids, np_i64(position), *caches, out=logits)
+        self._run(ids, np.array(position, np.int64), *caches, out=logits)
 
     def sampler(self, text: str) -> Executable:
         """A program that chooses a token, compiled."""
-        return self._make(parse(text, "<sampler>"))
+        if self._device == "reference":
+            return compile(parse(text, "<sampler>"), device=self._device)
+        return compile_text(text, "<sampler>")
 
 
-def np_i64(value: int) -> NDArray[Any]:
-    """A rank-0 array."""
-    import numpy as np
-
-    return np.array(value, np.int64)
-
-
-def load_program(
-    path: Path, threads: int | None, precision: str, device: Device, files: Files | None, progress: Progress | None
-) -> Program:
+def load_program(path: Path, threads: int | None, precision: str, device: Device, files: Files | None, progress: Progress | None) -> Program:
     """The program of a GGUF file, or one that was imported from it."""
-    tell = progress or (lambda text: None)
-    compiled = partial(compile, device=device)
-    options: dict[str, Any] = {"threads": (0 if device == "cpu" else 1) if threads is None else threads}
-    if _is_gguf(path):
-        from interop.llama import FILE, import_llama
-
-        if files:
-            raise GraphError(Diagnostic("files are for .graph programs", NamedLocation(str(path), 1, 1)))
-        tell("reading the model")
-        gguf = GgufFile(path)
-        module, files = parse(import_llama(gguf), f"<import of {path}>"), {FILE: path}
+    count = (0 if device == "cpu" else 1) if threads is None else threads
+    if not _is_gguf(path):
+        executable = compile(path, device=device, threads=count, files=files, precision=precision, progress=progress)
+        gguf = _weights_of(executable.files, files, path)
+    elif files:
+        raise GraphError(Diagnostic("files are for .graph programs", NamedLocation(str(path), 1, 1)))
     else:
-        module = load(path)
-        gguf = _weights_of(module, files, path)
-    executable = compiled(module, find_graph(module, None).name, files=files, **options)
+        if progress is not None:
+            progress("reading the model")
+        gguf = GgufFile(path)
+        executable = _compiled(gguf, path, count, precision, device, progress)
     gguf.close()
-    return Program(executable, gguf.metadata, compiled)
+    return Program(executable, gguf.metadata, device)
+
+
+def _compiled(gguf: GgufFile, path: Path, threads: int, precision: str, device: Device, progress: Progress | None) -> Executable:
+    from interop.llama import FILE, draft_llama
+
+    text, name = draft_llama(gguf), f"<import of {path}>"
+    if device == "reference":
+        return compile(parse(text, name), "main", device=device, threads=threads, files={FILE: path}, precision=precision, progress=progress)
+    return compile_text(text, name, "main", threads=threads, files={FILE: path}, precision=precision, progress=progress)
 
 
 def _is_gguf(path: Path) -> bool:
@@ -105,8 +104,10 @@ def _is_gguf(path: Path) -> bool:
         raise GraphError(Diagnostic(f"can't be read: {reason}", NamedLocation(str(path), 1, 1))) from None
 
 
-def _weights_of(module: Module, files: Files | None, path: Path) -> GgufFile:
+def _weights_of(declared: Mapping[str, WeightFile], files: Files | None, path: Path) -> GgufFile:
     """The GGUF file that a program's weights are in; it has the tokenizer, too."""
+    module = Module(None)
+    module.files = dict(declared)
     sources = bind_files(module, files, path.parent, required=True)
     found = [s for s in sources.values() if isinstance(s, GgufFile)]
     if len(found) != 1:

@@ -240,3 +240,22 @@ def test_a_tokenizer_of_another_size(path: Path, tmp_path: Path) -> None:
 
 def test_llm_is_found_by_name() -> None:
     assert graph_opt.llm.load is load
+
+
+def test_machine_code(path: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPH_OPT_CACHE", str(tmp_path))
+    told: list[str] = []
+    cold = load(path, 1, progress=told.append)
+    assert "reading the model" in told
+    ids = model.tokenizer.encode("hello world, hello")
+    wanted = cold.logits(ids)
+    np.testing.assert_allclose(wanted, fresh(model).logits(ids), atol=2e-5, rtol=0)
+    warm = load(path, 2)  # out of the cache
+    np.testing.assert_array_equal(warm.logits(ids), wanted)
+    options: dict[str, Any] = {"max_tokens": 8, "stop": False, "ids": True}
+    assert list(warm.generate("hello world", **options)) == list(fresh(model).generate("hello world", **options))
+    for precision, off in (("int16", 2e-3), ("int8", 0.2), ("float", 2e-5)):
+        coarse = load(path, 1, precision=precision).logits(ids)
+        assert 0 < np.abs(coarse - wanted).max() < off
+    with pytest.raises(GraphError, match="there is no precision 'f16'"):
+        load(path, 1, precision="f16")
