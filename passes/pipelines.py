@@ -13,7 +13,7 @@ _LINALG = (
     "raise-attention",
     "quantize-products",
     "merge-products",
-    "decompose{keep=[sigmoid, silu, gelu, softmax, log_softmax, attention]}",
+    "decompose{keep=[sigmoid, silu, gelu, softmax, log_softmax, attention, rope]}",
     "cse",
     "sink-casts",
     "hoist-to-init",
@@ -25,7 +25,8 @@ _LOOPS = (
     # products: blocks of rows and columns that the registers hold, wider ones where there are many rows; factors arranged by columns
     "transpose-operands{near=8192}",
     "collapse",
-    # attention, while nests that split and join heads are seen: as many sums at a time as a block of products
+    # pairs as vectors, and attention, while nests that split and join heads are seen: as many sums at a time as a block of products
+    "lower-rope",
     "lower-attention{rows=$queries, columns=$keys}",
     "lower-digits{rows=$digits, columns=$panel}",
     "lower-to-loops",
@@ -40,6 +41,7 @@ _LOOPS = (
     "vectorize{loops=[m, n]}",
     "vectorize{loops=[n.e]}",
     "vectorize{loops=[n]}",
+    "block-sums{loop=n.tile, sums=k}",
     "block-steps{loop=k, size=$lanes}",
     "block-rows{loop=n.tile, rows=m.tile, size=128}",
     "prefetch{loop=k, ahead=8, across=n.tile}",

@@ -11,6 +11,7 @@ from ir.opdef import REGISTRY
 from ir.rewriter import rewrite_greedily, walk_graphs
 from passes.graph._attention import is_plain, is_tiled, plain
 from passes.graph._decompositions import DECOMPOSITIONS, can_decompose
+from passes.graph._rope import is_whole
 from passes.infra.base import Pass, PassContext
 
 
@@ -59,6 +60,8 @@ class Decompose(Pass):
         rewrites = {REGISTRY[n]: [rewrite] for n in self._wanted()}
         if "graph.attention" in _full_names(self.keep):
             rewrites[REGISTRY["graph.attention"]] = [_kept_attention]
+        if "graph.rope" in _full_names(self.keep):
+            rewrites[REGISTRY["graph.rope"]] = [_kept_rope]
         changed = False
         for graph in walk_graphs(module):
             changed |= rewrite_greedily(graph, rewrites, lambda op: context.count(f"{op.definition.text_name} decomposed"))
@@ -69,6 +72,10 @@ def _kept_attention(op: Operation) -> list[Value] | None:
     if not can_decompose(op) or (is_tiled(op) and is_plain(op)):
         return None
     return list(plain(op) if is_tiled(op) else DECOMPOSITIONS[op.name](op))
+
+
+def _kept_rope(op: Operation) -> list[Value] | None:
+    return None if not can_decompose(op) or is_whole(op) else list(DECOMPOSITIONS[op.name](op))
 
 
 def _full_names(names: tuple[str, ...]) -> list[str]:

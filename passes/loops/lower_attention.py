@@ -9,17 +9,17 @@ from dialects.arith.comparison import cmpi
 from dialects.graph.attention import scale_factor
 from dialects.memref import from_tensor, to_tensor
 from ir.builder import Builder
-from ir.core import Module, Operation, Trivia, Value
+from ir.core import Module, Operation, Value
 from ir.dims import Dim
 from ir.rewriter import move_before, walk_graphs
-from ir.types import MemRefType, TensorType, f32
+from ir.types import TensorType, f32
 from passes.graph._attention import group_of, is_plain, is_tiled
 from passes.infra.base import Pass, PassContext
-from passes.linalg._views import View, moved_from, moved_to
+from passes.linalg._views import View, moved_to
 from passes.loops._attention import KEYS, LANES, Nests, Prefill, Problem, Sight, sight_of
-from passes.loops._blocks import alloc, choose, index_value, reshaped
+from passes.loops._blocks import alloc, choose, index_value
 from passes.loops._few_queries import Decode, most_queries
-from passes.loops._memory import alias, all_accesses, memory_of
+from passes.loops._tensors import Sources, buffer_of, of_rank, replace, whole
 
 Form = Literal["of few queries", "in tiles", "of few queries or in tiles"]
 Sights = dict[tuple[Value | None, Dim, Dim, bool], Sight]
@@ -102,14 +102,11 @@ class LowerAttention(Pass):
             form = self._form(op)
             moves = _Moves(op)
             made = moves.out.buffer if moves.out is not None else alloc(f"{result.name}.buffer", f32, *result.type.shape)
-            problem = _problem(op, moves.out or _whole(made), moves, form == "of few queries")
+            problem = _problem(op, moves.out or whole(made), moves, form == "of few queries")
             self._build(form, problem, _sight(op, problem, known))
             tensor: Value = to_tensor(made)
             first = builder.created[0]
-        if op.trivia is not None:
-            first.trivia = Trivia(op.trivia.blank_before, op.trivia.detached, op.trivia.leading, op.trivia.trailing)
-            op.trivia = None
-        _replace(op, made, tensor)
+        replace(op, made, tensor, first)
         moves.remove()
         return form
 
@@ -146,12 +143,11 @@ def _sight(op: Operation, problem: Problem, known: Sights) -> Sight | None:
     return known[key]
 
 
-class _Moves:
+class _Moves(Sources):
     """Nests around an attention that only move elements, and needn't run: it reads and stores each element where it belongs."""
 
     def __init__(self, op: Operation) -> None:
-        self.op = op
-        self.skipped: dict[Value, Operation] = {}
+        super().__init__(op)
         self.out = self._take_out()
 
     def _take_out(self) -> View | None:
@@ -169,21 +165,6 @@ class _Moves:
         nest.erase()
         return view
 
-    def view(self, buffer: Value) -> View:
-        """Where the elements of a tensor are."""
-        found = moved_from(buffer, self.op)
-        if found is None:
-            return _whole(buffer)
-        self.skipped[buffer] = found[0]
-        return found[1]
-
-    def remove(self) -> None:
-        """Erases the nests that nothing needs any more."""
-        for buffer, nest in self.skipped.items():
-            if buffer.users == [nest] and buffer.defining_op is not None:
-                nest.erase()
-                buffer.defining_op.erase()
-
 
 def _problem(op: Operation, out: View, moves: _Moves, few: bool) -> Problem:
     q, k, v = (op.operand(name) for name in "qkv")
@@ -193,54 +174,7 @@ def _problem(op: Operation, out: View, moves: _Moves, few: bool) -> Problem:
     factor = scale_factor(scale if isinstance(scale, float) else None, q.type.shape[-1], f32)
     return Problem(
         # values are read again by every tile of queries, so they had better be neighbours
-        q=moves.view(_buffer(op, q)), k=moves.view(_buffer(op, k)), v=moves.view(_buffer(op, v)) if few else _whole(_buffer(op, v)), out=out,
+        q=moves.view(buffer_of(op, q)), k=moves.view(buffer_of(op, k)), v=moves.view(buffer_of(op, v)) if few else whole(buffer_of(op, v)), out=out,
         group=group, scale=factor, causal=bool(op.attribute("causal")),
-        mask=None if mask is None else _of_rank(_buffer(op, mask), 4), length=None if length is None else _of_rank(_buffer(op, length), 1),
+        mask=None if mask is None else of_rank(buffer_of(op, mask), 4), length=None if length is None else of_rank(buffer_of(op, length), 1),
     )  # fmt: skip
-
-
-def _whole(buffer: Value) -> View:
-    """A buffer as it is."""
-    found = _of_rank(buffer, 4)
-    assert isinstance(found.type, MemRefType)
-    return View(found, found.type.shape)
-
-
-def _of_rank(buffer: Value, rank: int) -> Value:
-    """The buffer with dimensions of size 1 in front."""
-    assert isinstance(buffer.type, MemRefType)
-    shape: tuple[Dim, ...] = buffer.type.shape
-    return reshaped(buffer, *((1,) * (rank - len(shape)) + shape))
-
-
-def _buffer(op: Operation, tensor: Value) -> Value:
-    """The buffer that a tensor was taken out of, when nothing has written it since; else the tensor as a buffer."""
-    source = tensor.defining_op
-    if source is not None and source.definition is to_tensor and source.block is op.block:
-        buffer = source.operands[0]
-        memory, between, at = memory_of(buffer), [], source.next
-        while at is not None and at is not op:
-            between.append(at)
-            at = at.next
-        if at is op and not any(a.writes and alias(a.memory, memory) != "never" for a in all_accesses(between)):
-            return buffer
-    return from_tensor(tensor, name=f"{tensor.name}.buffer")  # type: ignore[no-any-return]
-
-
-def _replace(op: Operation, out: Value, tensor: Value) -> None:
-    """Puts a buffer in the place of an operation's result; tensors that nobody reads any more go."""
-    for user in list(op.result.users):
-        if user.definition is from_tensor and user.block is op.block:
-            user.result.replace_all_uses_with(out)
-            user.erase()
-    operands = list(dict.fromkeys(op.operands))
-    name = op.result.name
-    op.result.replace_all_uses_with(tensor)
-    graph = op.graph
-    op.erase()
-    assert graph is not None
-    graph.rename(tensor, name)
-    for value in (tensor, *operands):
-        source = value.defining_op
-        if source is not None and source.definition is to_tensor and not value.has_uses:
-            source.erase()
