@@ -259,3 +259,14 @@ def test_machine_code(path: Path, model: Model, tmp_path: Path, monkeypatch: pyt
         assert 0 < np.abs(coarse - wanted).max() < off
     with pytest.raises(GraphError, match="there is no precision 'f16'"):
         load(path, 1, precision="f16")
+
+
+def test_caches_take_memory_as_they_are_filled(model: Model) -> None:
+    cache = model.program.new_cache(CONTEXT)
+    assert [a.shape for a in cache.arrays] == [(1, CONTEXT, 32)] * 4
+    assert all(a.dtype == np.float32 and not a.any() and a.flags.c_contiguous and a.flags.writeable and a.ctypes.data % 64 == 0 for a in cache.arrays)
+    cache.arrays[0][...] = 1
+    assert not any(a.any() for a in cache.arrays[1:])
+    assert cache.common([1]) == 0
+    cache.ids = [3, 4, 5]
+    assert (cache.common([3, 4, 6]), cache.common([3, 4, 5, 6]), cache.common([3]), cache.common([])) == (2, 3, 1, 0)
