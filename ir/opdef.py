@@ -87,7 +87,8 @@ class OperandKind:
     def hint(self, type_: Type) -> str | None:
         """What to do about the problem; None when there is nothing to say."""
         blocks = isinstance(type_, TensorType) and type_.dtype.is_block
-        return "its elements are stored in blocks: dequantize it first, dequantize(..., dtype=f32)" if blocks else None
+        advice = "its elements are stored in blocks: dequantize(..., dtype=f32) makes numbers of them, linear multiplies by their rows"
+        return advice if blocks else None
 
 
 ELEMENT_KINDS = ("float", "int", "uint", "index", "bool")

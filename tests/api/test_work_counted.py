@@ -40,8 +40,8 @@ PROGRAMS = {
 EXAMPLES = {**{f"{name}-{number}": text for name, number, text in all_examples()}, **PROGRAMS}
 
 DATA_DECIDE = {
-    "affine.max-0", "arith.index_cast-1", "cf.assert-0", "graph.embedding-0", "graph.gather-0", "graph.gather_elements-0", "graph.scatter-0",
-    "graph.scatter-1", "scf.if-0", "scf.if-1",
+    "affine.max-0", "arith.index_cast-1", "cf.assert-0", "graph.embedding-0", "graph.embedding-1", "graph.gather-0", "graph.gather_elements-0",
+    "graph.scatter-0", "graph.scatter-1", "scf.if-0", "scf.if-1",
 }  # fmt: skip
 """Which elements are touched, and whether, is not known before: as many are counted as there can be."""
 
