@@ -33,6 +33,7 @@ class Sizes:
     def __init__(self, graph: Graph) -> None:
         self._ways = _substitutions(graph)
         self._known: dict[tuple[Dim, Dim], bool] = {}
+        self._signs: dict[Dim, bool] = {}
         self._examples = _examples(graph)
         self._multiples = _multiples(graph)
 
@@ -81,6 +82,12 @@ class Sizes:
         return self._is_nonnegative(b - a)
 
     def _is_nonnegative(self, difference: Dim) -> bool:
+        found = self._signs.get(difference)
+        if found is None:
+            found = self._signs[difference] = self._prove_nonnegative(difference)
+        return found
+
+    def _prove_nonnegative(self, difference: Dim) -> bool:
         if any(_nonnegative(substitute(difference, way) if way else difference) for way in self._ways):
             return True
         for atom, coefficient in _roundings(difference):
