@@ -123,7 +123,7 @@ class Tile(Pass):
             return False
         place = _place(loop, bounds, self.outside)
         lines = self.across and tag_of(place) != self.outside and _reads_across(loop)
-        size = self._limited(loop, self.across if lines else self._choose(bounds, place))
+        size = self._limited(loop, self.across if lines else self._choose(bounds, place, loop))
         assert place.block is not None
         builder = Builder(place.block, place, loc=loop.loc)
         tiles = create_loop(
@@ -141,11 +141,12 @@ class Tile(Pass):
         set_range(loop, RangeArg(start, _tile_end(start, size, bounds), 1))
         return True
 
-    def _choose(self, bounds: RangeArg, place: Operation) -> int:
+    def _choose(self, bounds: RangeArg, place: Operation, loop: Operation) -> int:
         known = static_extent(bounds)
         if known is None:
             return self.size[-1]
-        sizes = self.size if known < _FEW_TILES * self.size[-1] or self._has_rounds(place) else self.size[-1:]
+        free = known < _FEW_TILES * self.size[-1] or self._has_rounds(place) or (tag_of(place) != self.outside and _reads_lines(loop))
+        sizes = self.size if free else self.size[-1:]
         size = next((s for s in sizes if known % s == 0), sizes[-1])
         return min(size, max(1, -(-known // 16)) * 16)
 
@@ -161,6 +162,18 @@ class Tile(Pass):
             around *= step if isinstance(step, int) else 1
             outer = parent_loop(outer)
         return max(1, min(size, self.area // around)) if self.area else size
+
+
+def _reads_lines(loop: Operation) -> bool:
+    """Whether some load inside goes along lines, each round of a loop inside along another one, that are not stored with the program."""
+    at = variable(loop)
+    inner = [variable(op) for op in loop.walk() if op is not loop and is_loop(op)]
+    for op in loop.walk():
+        for access in accesses(op) if op.name == "memref.load" else ():
+            *outer, last = access.indices
+            if depends_on(last.expr, [at]) and any(depends_on(i.expr, inner) for i in outer) and stored_tensor(access.buffer) is None:
+                return True
+    return False
 
 
 def _reads_across(loop: Operation) -> bool:
