@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dialects import math as m
 from dialects.arith.comparison import cmpf, select
 from dialects.arith.floats import addf, mulf, negf
 from dialects.arith.integers import maxsi, maxui
 from dialects.graph._wide import rounded
+from dialects.math import activation, exact, functions
 from ir.core import Operation, Value
 from ir.types import f64
 from passes.linalg._nests import number, scalar_dtype
@@ -47,35 +47,35 @@ def _leaky_relu(op: Operation, x: Value) -> Value:
 
 
 def _elu(op: Operation, x: Value) -> Value:
-    return select(cmpf(x, _like(x, 0), predicate="gt"), x, mulf(_alpha(op, x), m.expm1(x)))  # type: ignore[no-any-return]
+    return select(cmpf(x, _like(x, 0), predicate="gt"), x, mulf(_alpha(op, x), functions.expm1(x)))  # type: ignore[no-any-return]
 
 
 def _decayed(x: Value) -> Value:
     """exp(-abs(x)): never overflows."""
-    return m.exp(negf(m.absf(x)))  # type: ignore[no-any-return]
+    return functions.exp(negf(exact.absf(x)))  # type: ignore[no-any-return]
 
 
 def _sigmoid(op: Operation, x: Value) -> Value:
-    return m.sigmoid(x)  # type: ignore[no-any-return]
+    return activation.sigmoid(x)  # type: ignore[no-any-return]
 
 
 def _silu(op: Operation, x: Value) -> Value:
-    return m.silu(x)  # type: ignore[no-any-return]
+    return activation.silu(x)  # type: ignore[no-any-return]
 
 
 def _softplus(op: Operation, x: Value) -> Value:
     zero = _like(x, 0)
-    return addf(select(cmpf(x, zero, predicate="gt"), x, zero), m.log1p(_decayed(x)))  # type: ignore[no-any-return]
+    return addf(select(cmpf(x, zero, predicate="gt"), x, zero), functions.log1p(_decayed(x)))  # type: ignore[no-any-return]
 
 
 def _gelu(op: Operation, x: Value) -> Value:
     if op.attribute("approximate") == "tanh":
-        return m.gelu_tanh(x)  # type: ignore[no-any-return]
+        return activation.gelu_tanh(x)  # type: ignore[no-any-return]
     if scalar_dtype(x) != f64:
-        return m.gelu(x)  # type: ignore[no-any-return]
+        return activation.gelu(x)  # type: ignore[no-any-return]
     lowest = _like(x, -1500.0)  # -inf * 0 would be NaN
     finite = select(_less(x, lowest), lowest, x)
-    return mulf(finite, mulf(_like(x, 0.5), m.erfc(mulf(x, _like(x, -math.sqrt(0.5))))))  # type: ignore[no-any-return]
+    return mulf(finite, mulf(_like(x, 0.5), functions.erfc(mulf(x, _like(x, -math.sqrt(0.5))))))  # type: ignore[no-any-return]
 
 
 ACTIVATIONS: dict[str, Callable[..., Any]] = {

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from dialects import math as m
 from dialects.arith.bits import andi, ori, shli, shrsi, shrui, xori
 from dialects.arith.cast import bitcast, extf, extsi, extui, fptosi, fptoui, sitofp, trunci, uitofp
 from dialects.arith.comparison import cmpf, cmpi, select
@@ -33,6 +32,7 @@ from dialects.arith.integers import (
     remui,
     subi,
 )
+from dialects.math import exact, functions
 from ir.core import Operation, Value
 from ir.dims import Dim
 from ir.evaluate import round_to
@@ -81,7 +81,7 @@ def _neg(op: Operation, x: Value) -> Value:
 
 def _abs(op: Operation, x: Value) -> Value:
     kind = scalar_dtype(x).kind
-    return x if kind == "uint" else m.absf(x) if kind == "float" else m.absi(x)
+    return x if kind == "uint" else exact.absf(x) if kind == "float" else exact.absi(x)
 
 
 def _sign(op: Operation, x: Value) -> Value:
@@ -94,11 +94,11 @@ def _sign(op: Operation, x: Value) -> Value:
 
 
 def _is_inf(op: Operation, x: Value) -> Value:
-    return compare(m.absf(x), _like(x, math.inf), "eq")
+    return compare(exact.absf(x), _like(x, math.inf), "eq")
 
 
 def _is_finite(op: Operation, x: Value) -> Value:
-    return compare(m.absf(x), _like(x, math.inf), "lt")
+    return compare(exact.absf(x), _like(x, math.inf), "lt")
 
 
 def _square(op: Operation, x: Value) -> Value:
@@ -124,7 +124,7 @@ def _floor_mod(x: Value, y: Value) -> tuple[Value, Value]:
     zero = _like(x, 0)
     moved = andi(compare(rest, zero, "ne"), _differ_in_sign(rest, y))
     found = select(moved, addf(rest, y), rest)
-    return select(compare(found, zero, "eq"), m.copysign(zero, y), found), moved
+    return select(compare(found, zero, "eq"), exact.copysign(zero, y), found), moved
 
 
 def _mod(op: Operation, x: Value, y: Value) -> Value:
@@ -136,7 +136,7 @@ def _mod(op: Operation, x: Value, y: Value) -> Value:
 
 def _whole_quotient(x: Value, y: Value) -> Value:
     """x / y rounded toward zero where that is finite; of a multiple of y it is whole but for its rounding."""
-    return m.roundeven(divf(subf(x, remf(x, y)), y))  # type: ignore[no-any-return]
+    return exact.roundeven(divf(subf(x, remf(x, y)), y))  # type: ignore[no-any-return]
 
 
 def _floordiv(op: Operation, x: Value, y: Value) -> Value:
@@ -148,7 +148,7 @@ def _floordiv(op: Operation, x: Value, y: Value) -> Value:
     whole = _whole_quotient(x, y)
     _, moved = _floor_mod(x, y)
     down = select(moved, subf(whole, _like(x, 1)), whole)
-    signed = select(compare(down, zero, "eq"), m.copysign(zero, quotient), down)
+    signed = select(compare(down, zero, "eq"), exact.copysign(zero, quotient), down)
     return select(compare(y, zero, "eq"), quotient, signed)  # type: ignore[no-any-return]
 
 
@@ -158,7 +158,7 @@ def _truncdiv(op: Operation, x: Value, y: Value) -> Value:
         return divui(x, y) if kind == "uint" else divsi(x, y)  # type: ignore[no-any-return]
     x, y = _double(x), _double(y)
     quotient = divf(x, y)
-    signed = m.copysign(_whole_quotient(x, y), quotient)
+    signed = exact.copysign(_whole_quotient(x, y), quotient)
     return select(compare(y, _like(x, 0), "eq"), quotient, signed)  # type: ignore[no-any-return]
 
 
@@ -231,13 +231,13 @@ COMPUTED: dict[str, Body] = {
     "abs": _abs,
     "sign": _sign,
     "square": _square,
-    "floor": _plain(m.floor),
-    "ceil": _plain(m.ceil),
-    "round": _plain(m.roundeven),
-    "trunc": _plain(m.trunc),
-    **{n: _plain(getattr(m, n)) for n in ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "erfc")},
+    "floor": _plain(exact.floor),
+    "ceil": _plain(exact.ceil),
+    "round": _plain(exact.roundeven),
+    "trunc": _plain(exact.trunc),
+    **{n: _plain(getattr(functions, n)) for n in ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "erf", "erfc")},
     "reciprocal": lambda op, x: divf(_like(x, 1), x),
-    "isnan": _plain(m.isnan),
+    "isnan": _plain(exact.isnan),
     "isinf": _is_inf,
     "isfinite": _is_finite,
     "add": _by_kind(addf, addi),
@@ -250,7 +250,7 @@ COMPUTED: dict[str, Body] = {
     "rem": _by_kind(remf, remsi, remui),
     "maximum": _by_kind(maximumf, maxsi, maxui),
     "minimum": _by_kind(minimumf, minsi, minui),
-    "pow": _plain(m.powf),  # of integers see _powers.py
+    "pow": _plain(functions.powf),  # of integers see _powers.py
     "clamp": _clamp,
     "equal": _compared("eq"),
     "not_equal": _compared("ne"),

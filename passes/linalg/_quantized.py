@@ -12,7 +12,7 @@ from dialects.arith.cast import bitcast, extf, extsi, extui, index_cast, sitofp
 from dialects.arith.floats import mulf
 from dialects.arith.integers import muli, subi
 from dialects.graph.digits import FORMATS, ROWS
-from dialects.math import fma
+from dialects.math.exact import fma
 from ir.core import Value
 from ir.dims import Dim, floordiv, mod
 from ir.types import DType, ScalarType, TensorType, f16, f32, f64, i8, i16, i32, q4_0, q4_1, q8_0, storage_shape, u8

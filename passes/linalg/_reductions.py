@@ -15,7 +15,7 @@ from dialects.arith.cast import index_cast, sitofp
 from dialects.arith.floats import addf, divf, maximumf, minimumf, mulf
 from dialects.arith.integers import addi, maxsi, maxui, minsi, minui, muli
 from dialects.graph._shapes import normalize_axes
-from dialects.math import fma
+from dialects.math.exact import fma
 from dialects.memref import dim
 from ir.core import Operation, Value
 from ir.dims import Dim

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dialects import math as m
 from dialects.arith.comparison import cmpf, select
 from dialects.arith.floats import addf, divf, mulf, subf
 from dialects.graph._shapes import normalize_axis
+from dialects.math import functions
 from ir.core import Value
 from ir.dims import DimExpr
 from ir.types import DType
@@ -78,7 +78,7 @@ class _Rows:
         """exp(x - the largest one), at most 1."""
         buffer = self.alloc("exp")
         reads = [self.element(source), self.row(largest)]
-        self.each(reads, self.element(buffer), lambda x, most: m.exp(subf(widen(x), most), decaying=True))
+        self.each(reads, self.element(buffer), lambda x, most: functions.exp(subf(widen(x), most), decaying=True))
         return buffer
 
     def total(self, exponentials: Value, name: str, finish: Callable[[Value], Value]) -> Value:
@@ -109,7 +109,7 @@ def log_softmax(low: Lowering) -> list[Value]:
     rows, source, result = _Rows.of(low), low.operand("x"), low.result_buffer()
     dtype = tensor_type(low.op.result).dtype
     largest = rows.largest(source)
-    logs = rows.total(rows.exponentials(source, largest), "log", m.log)
+    logs = rows.total(rows.exponentials(source, largest), "log", functions.log)
     reads = [rows.element(source), rows.row(largest), rows.row(logs)]
     rows.each(reads, rows.element(result), lambda x, most, log: narrow(subf(subf(widen(x), most), log), dtype))
     return [result]

@@ -20,7 +20,8 @@ from typing import Any
 from dialects.arith.comparison import cmpf, cmpi, select
 from dialects.arith.floats import addf, divf, maximumf, mulf, subf
 from dialects.arith.integers import addi, minsi
-from dialects.math import exp, fma
+from dialects.math.exact import fma
+from dialects.math.functions import exp
 from dialects.vector import multi_reduction, step, transpose
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv, mod

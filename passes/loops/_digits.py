@@ -19,7 +19,7 @@ from dialects.arith.dot import dot4
 from dialects.arith.floats import mulf
 from dialects.arith.integers import addi, muli
 from dialects.graph.digits import BLOCK, ROWS, Format
-from dialects.math import fma
+from dialects.math.exact import fma
 from dialects.memref import view
 from ir.core import Value
 from ir.dims import Dim, floordiv

@@ -10,7 +10,7 @@ from dialects.arith.comparison import cmpi, select
 from dialects.arith.floats import mulf
 from dialects.arith.integers import addi
 from dialects.graph.digits import BLOCK, ROWS
-from dialects.math import fma
+from dialects.math.exact import fma
 from ir.core import Value
 from ir.dims import Dim, floordiv, mod
 from ir.types import ScalarType, VectorType, f32, i32, index

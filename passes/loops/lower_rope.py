@@ -9,7 +9,7 @@ from dialects.arith.cast import sitofp, truncf
 from dialects.arith.floats import addf, mulf, negf
 from dialects.graph.constant import constant
 from dialects.graph.rope import inverse_frequencies
-from dialects.math import cos, sin
+from dialects.math.functions import cos, sin
 from dialects.memref import from_tensor, to_tensor
 from dialects.vector import shuffle
 from ir.attributes import Dense

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dialects.arith.comparison import cmpf, select
 from dialects.arith.floats import divf, mulf, negf, subf
-from dialects.math import absf, copysign, fma
+from dialects.math.exact import absf, copysign, fma
 from ir.core import Value
 from passes.vector._exponential import EXP, EXPM1, LN2_HIGH, LN2_LOW, LOG2_E
 from passes.vector._kit import Kit

@@ -12,7 +12,7 @@ import math
 
 from dialects.arith.comparison import cmpf, select
 from dialects.arith.floats import addf, divf, mulf, subf
-from dialects.math import absf, copysign, fma
+from dialects.math.exact import absf, copysign, fma
 from ir.core import Value
 from passes.vector._kit import Kit
 

@@ -10,7 +10,7 @@ import math
 
 from dialects.arith.comparison import cmpf, select
 from dialects.arith.floats import addf, divf, mulf, negf, subf
-from dialects.math import fma
+from dialects.math.exact import fma
 from ir.core import Value
 from passes.vector._exponential import shifted_exp
 from passes.vector._kit import Kit

@@ -12,7 +12,7 @@ from dialects.arith.comparison import cmpf, select
 from dialects.arith.constant import constant
 from dialects.arith.floats import mulf, subf
 from dialects.arith.integers import subi
-from dialects.math import fma
+from dialects.math.exact import fma
 from ir.attributes import Dense
 from ir.builder import Builder
 from ir.core import Graph, Operation, Value

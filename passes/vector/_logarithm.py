@@ -9,7 +9,8 @@ from dialects.arith.cast import sitofp
 from dialects.arith.comparison import cmpf, select
 from dialects.arith.floats import addf, divf, mulf, subf
 from dialects.arith.integers import addi, subi
-from dialects.math import copysign, fma, sqrt
+from dialects.math.exact import copysign, fma
+from dialects.math.functions import sqrt
 from ir.core import Value
 from ir.types import f32
 from passes.vector._kit import Kit, from_bits, to_bits, with_dtype

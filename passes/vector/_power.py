@@ -14,7 +14,7 @@ from dialects.arith.cast import sitofp
 from dialects.arith.comparison import cmpf, select
 from dialects.arith.floats import addf, divf, mulf, negf, subf
 from dialects.arith.integers import addi, subi
-from dialects.math import absf, copysign, fma, roundeven
+from dialects.math.exact import absf, copysign, fma, roundeven
 from ir.core import Value
 from ir.types import f32
 from passes.vector._kit import Kit, from_bits, to_bits, with_dtype

@@ -15,7 +15,7 @@ from dialects.arith.cast import extsi, sitofp, truncf, trunci
 from dialects.arith.comparison import cmpf, cmpi, select
 from dialects.arith.floats import divf, mulf
 from dialects.arith.integers import addi, maxsi, muli, subi
-from dialects.math import absf, fma
+from dialects.math.exact import absf, fma
 from ir.core import Value
 from ir.types import f32, f64, i32, i64
 from passes.vector._kit import Kit, from_bits, to_bits, with_dtype
