@@ -74,6 +74,23 @@ def make_executable(
     return DeferredExecutable(module, entry, make_later)
 
 
+def load_or_make(
+    module: Module,
+    entry: Graph,
+    sources: Sources,
+    threads: int,
+    passes: Sequence[Pass],
+    watch: Instrumentation,
+    kept: Kept | None,
+) -> Executable:
+    """The program out of the cache, if it is there; else it is made and kept."""
+    if kept is not None:
+        found = kept.load(kept.image(), sources, threads, lambda: make_executable(module, entry, sources, "cpu", threads, passes).module)
+        if found is not None:
+            return found
+    return make_executable(module, entry, sources, "cpu", threads, passes, watch, kept)
+
+
 def _make_native(
     module: Module, name: str, sources: Sources, threads: int, passes: Sequence[Pass], watch: Instrumentation, kept: Kept | None
 ) -> Executable:

@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-_COMMANDS = ("run", "bench", "list", "explain", "explain-fusion", "import", "generate")
+_COMMANDS = ("run", "bench", "list", "explain", "explain-fusion", "cache", "import", "generate")
 
 _EPILOG = """\
 commands:
@@ -116,6 +116,7 @@ def run_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", metavar="Y=Y.npy", dest="outputs", action="append", default=[], help="where to write a result; may be repeated")
     parser.add_argument("--device", help="what runs it: cpu (machine code), reference (the interpreter)")
     parser.add_argument("--threads", metavar="N", type=_threads, default=1, help="threads of device cpu (default 1; 0: one for each processor)")
+    _cache_flag(parser)
     return parser
 
 
@@ -132,6 +133,22 @@ def bench_parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", metavar="N", type=_threads, default=1, help="threads (default 1; 0: one for each processor)")
     parser.add_argument("--rounds", metavar="N", type=_rounds, default=15, help="rounds of some tens of milliseconds (default 15)")
     parser.add_argument("--json", action="store_true", help="print all that was measured as JSON")
+    _cache_flag(parser)
+    return parser
+
+
+def _cache_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-cache", action="store_true", help="compile anew, and keep nothing in the cache of compiled programs")
+
+
+def cache_parser() -> argparse.ArgumentParser:
+    """The flags of ``graph-opt cache``."""
+    parser = argparse.ArgumentParser(
+        prog="graph-opt cache",
+        description="Says where compiled programs are kept and how much there is. GRAPH_OPT_CACHE=off keeps nothing, GRAPH_OPT_CACHE=PATH keeps "
+        "it elsewhere.",
+    )
+    parser.add_argument("--clear", action="store_true", help="remove all of it")
     return parser
 
 
@@ -192,6 +209,7 @@ def generate_parser() -> argparse.ArgumentParser:
     parser.add_argument("--precision", metavar="P", default="f32", help="arithmetic of quantized products: f32 (default), int16, int8, float")
     parser.add_argument("--file", metavar="W=PATH", dest="files", action="append", default=[], help="the file of weights @W of a .graph program")
     parser.add_argument("--debug", action="store_true", help="show Python's traceback for a fault of graph-opt")
+    _cache_flag(parser)
     return parser
 
 
@@ -216,6 +234,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _heed_cache_flag(args: argparse.Namespace) -> None:
+    if getattr(args, "no_cache", False):
+        os.environ["GRAPH_OPT_CACHE"] = "off"
+
+
 def _dispatch(args: list[str]) -> int:
     if args and args[0] in _COMMANDS:
         command, rest = args[0], args[1:]
@@ -224,6 +247,11 @@ def _dispatch(args: list[str]) -> int:
             from graph_opt import listing
 
             return listing.list_names(listed.what)
+        if command == "cache":
+            asked = cache_parser().parse_args(rest)
+            from graph_opt import listing
+
+            return listing.tell_cache(asked.clear)
         if command == "explain":
             explained = explain_parser().parse_args(rest)
             from graph_opt import listing
@@ -236,11 +264,13 @@ def _dispatch(args: list[str]) -> int:
             return commands.guarded(importing.import_model, imported)
         if command == "generate":
             wanted = generate_parser().parse_args(rest)
+            _heed_cache_flag(wanted)
             from graph_opt import commands, generate
 
             return commands.guarded(generate.generate, wanted)
         parsers = {"run": run_parser, "bench": bench_parser, "explain-fusion": fusion_parser}
         parsed = parsers[command]().parse_args(rest)
+        _heed_cache_flag(parsed)
         from graph_opt import commands
 
         work = {"run": commands.run_program, "bench": commands.bench_program, "explain-fusion": commands.explain_fusion}

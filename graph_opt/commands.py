@@ -16,7 +16,8 @@ import numpy as np
 
 from graph_opt.api import DEFAULT_DEVICE, DEVICES, find_graph, keep_reachable, parse, read_program
 from graph_opt.binding import at_location, bind_files
-from graph_opt.build import default_pipeline, make_executable
+from graph_opt.build import default_pipeline, load_or_make, make_executable
+from graph_opt.kept import Kept, place_in_cache
 from graph_opt.levels import LEVELS, TARGETS, level_of, preset_of
 from graph_opt.progress import Progress
 from ir.clone import clone_module
@@ -435,7 +436,11 @@ def run_program(args: argparse.Namespace) -> int:
     progress = Progress()
     if passes is None:
         passes = load_pipeline(default_pipeline(module, device))
-    program = make_executable(module, entry, sources, device, args.threads, passes, Instrumentation(progress=progress.show))
+    watch = Instrumentation(progress=progress.show)
+    if device == "cpu":
+        program = load_or_make(module, entry, sources, args.threads, passes, watch, _kept(module, entry, given, args))
+    else:
+        program = make_executable(module, entry, sources, device, args.threads, passes, watch)
     entry = program.graph
     total = len(entry.block)
     done = [0]
@@ -448,6 +453,14 @@ def run_program(args: argparse.Namespace) -> int:
     progress.clear()
     _save_outputs(entry, arrays, results, outputs)
     return 0
+
+
+def _kept(module: Module, entry: Graph, given: dict[str, NDArray[Any]], args: argparse.Namespace) -> Kept | None:
+    """Where the program is kept; what is generated for inputs depends on the passes, so then they run."""
+    if module.source is None or any(p.name not in given for p in entry.parameters):
+        return None
+    types = [f"{p.name}: {p.type}" for p in entry.parameters]
+    return place_in_cache(module.source, ["run", repr(args.graph), repr(args.pipeline), *types])
 
 
 def _check_outputs(entry: Graph, outputs: dict[str, str]) -> None:

@@ -108,3 +108,20 @@ def pass_page(name: str) -> str:
 def _field_doc(source: str, field: str) -> str:
     match = re.search(rf'^    {field}: [^\n]*\n    """(.+?)"""', source, re.MULTILINE | re.DOTALL)
     return " ".join(match[1].split()) if match else ""
+
+
+def tell_cache(clear: bool) -> int:
+    """Prints where compiled programs are kept, and how much there is; removes them where that is asked for."""
+    from codegen.cache import default_cache
+
+    cache = default_cache()
+    if cache is None:
+        print("nothing is kept")
+        return 0
+    if clear:
+        count = cache.clear()
+        print(f"{cache.folder}: {count} entries removed")
+        return 0
+    count, size = cache.size()
+    print(f"{cache.folder}: {count} entries, {size / 1e6:.1f} MB of at most {cache.limit / 1e6:.0f}")
+    return 0

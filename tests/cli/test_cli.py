@@ -209,3 +209,28 @@ def test_a_closed_pipe_is_quiet() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(SAMPLES.parent)}, check=False)
     assert done.stderr == ""
     assert done.stdout.startswith("abs ")
+
+
+def test_the_cache_of_compiled_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from codegen import cache as cache_module
+
+    monkeypatch.setattr(cache_module, "_BEGAN_NS", 1 << 62)
+    monkeypatch.setenv("GRAPH_OPT_CACHE", str(tmp_path / "cache"))
+    program = tmp_path / "p.graph"
+    program.write_text("graph @main(%x: f32[N]) -> (y: f32[N]) {\n  %y = neg(%x)\n  return %y\n}\n")
+    np.save(tmp_path / "x.npy", np.arange(3, dtype=np.float32))
+    command = ["run", str(program), "--input", f"x={tmp_path / 'x.npy'}"]
+    said = []
+    for _ in range(2):
+        assert main(command) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and "-2" in said[0]
+    assert main(["cache"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"{tmp_path / 'cache'}: ") and "0 entries" not in told
+    assert main(["cache", "--clear"]) == 0 and "removed" in capsys.readouterr().out
+    assert main([*command, "--no-cache"]) == 0
+    assert capsys.readouterr().out == said[0]
+    assert main(["cache"]) == 0 and capsys.readouterr().out == "nothing is kept\n"
+    monkeypatch.setenv("GRAPH_OPT_CACHE", str(tmp_path / "cache"))
+    assert main(["cache"]) == 0 and " 0 entries" in capsys.readouterr().out
