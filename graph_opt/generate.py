@@ -29,7 +29,10 @@ def generate(args: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows fewer letters
     from graph_opt import llm
+    from graph_opt.llm.precision import precision_cost
 
+    if (cost := precision_cost(args.precision)) is not None:
+        print(f"precision {args.precision}: {cost}", file=sys.stderr)
     progress = Progress()
     model = llm.load(
         args.file, args.threads, capacity=args.capacity, precision=args.precision, files=pairs(args.files, "--file") or None, progress=progress.show

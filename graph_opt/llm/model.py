@@ -268,4 +268,4 @@ def load(
     check_integer("threads", threads, 0, optional=True)
     check_integer("capacity", capacity, 1, optional=True)
     program = load_program(Path(path), threads, precision, device, files, progress)
-    return Model(program, Tokenizer(program.metadata), program.checked_capacity(capacity))
+    return Model(program, program.tokenizer, program.checked_capacity(capacity))

@@ -12,6 +12,7 @@ import numpy as np
 from graph_opt.api import Device, compile, compile_text, parse
 from graph_opt.binding import bind_files
 from graph_opt.llm.cache import KeyValueCache
+from graph_opt.llm.tokenizer import Tokenizer
 from interop.gguf import GgufFile
 from ir.core import Graph, Module, WeightFile
 from ir.diagnostics import Diagnostic, GraphError, NamedLocation
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from graph_opt.executable import Executable
-    from interop._gguf_metadata import Metadata
 
 Files = Mapping[str, str | os.PathLike[str]]
 Progress = Callable[[str], None]
@@ -35,8 +35,8 @@ class Program:
     Raises GraphError for a graph of another form.
     """
 
-    def __init__(self, executable: Executable, metadata: Metadata, device: Device) -> None:
-        self.metadata = metadata
+    def __init__(self, executable: Executable, tokenizer: Tokenizer, device: Device) -> None:
+        self.tokenizer = tokenizer
         self.graph = executable.graph
         self._run = executable
         self._device = device
@@ -44,8 +44,8 @@ class Program:
 
     def checked_capacity(self, capacity: int | None) -> int:
         """A number of tokens that the caches may hold.  Raises GraphError when the model was not made for so many."""
-        architecture = self.metadata.text("general.architecture")
-        context = self.metadata.integer(f"{architecture}.context_length", DEFAULT_CAPACITY, low=1)
+        metadata = self.tokenizer.metadata
+        context = metadata.integer(f"{metadata.text('general.architecture')}.context_length", DEFAULT_CAPACITY, low=1)
         if capacity is None:
             return min(context, DEFAULT_CAPACITY)
         if capacity > context:
@@ -73,15 +73,18 @@ def load_program(path: Path, threads: int | None, precision: str, device: Device
     if not _is_gguf(path):
         executable = compile(path, device=device, threads=count, files=files, precision=precision, progress=progress)
         gguf = _weights_of(executable.files, files, path)
+        tokenizer = Tokenizer(gguf.metadata)
     elif files:
         raise GraphError(Diagnostic("files are for .graph programs", NamedLocation(str(path), 1, 1)))
     else:
         if progress is not None:
             progress("reading the model")
         gguf = GgufFile(path)
+        tokenizer = Tokenizer(gguf.metadata)
+        tokenizer.prepare()
         executable = _compiled(gguf, path, count, precision, device, progress)
     gguf.close()
-    return Program(executable, gguf.metadata, device)
+    return Program(executable, tokenizer, device)
 
 
 def _compiled(gguf: GgufFile, path: Path, threads: int, precision: str, device: Device, progress: Progress | None) -> Executable:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from graph_opt.ahead import Ahead
 from graph_opt.llm.extras import extra
 from ir.diagnostics import Diagnostic, GraphError, did_you_mean
 from ir.weights import quoted
@@ -88,6 +89,7 @@ class Tokenizer:
         default = self.model == "llama" or self._pre.bos
         self.bos = self._number("bos")
         self.eos = self._number("eos")
+        self._ahead: Ahead[Any] | None = None
         self._space_prefix = self.model == "llama" and metadata.flag("tokenizer.ggml.add_space_prefix", True)
         self.adds_bos = self.bos is not None and metadata.flag("tokenizer.ggml.add_bos_token", default)
 
@@ -166,8 +168,15 @@ class Tokenizer:
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         return [self.bos, *ids] if bos and self.adds_bos and self.bos is not None else ids
 
+    def prepare(self) -> None:
+        """Begins to make what the first text needs, in a thread."""
+        self._ahead = Ahead(self._new_backend)
+
     @cached_property
     def _backend(self) -> Any:
+        return self._new_backend() if self._ahead is None else self._ahead.result()
+
+    def _new_backend(self) -> Any:
         package = extra("tokenizers", "turning text into tokens")
         try:
             made = package.Tokenizer(self._bytes_model(package) if self.model == "gpt2" else self._score_model(package))
