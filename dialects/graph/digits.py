@@ -19,8 +19,8 @@ ROWS = 32
 """Rows of a panel: what is packed together."""
 LARGEST = {1: 127, 2: 32639, 3: 8355000}
 """The largest integer that is split into so many digits.  Of three digits some room is left: beyond 8355711 the last one wraps around."""
-LEAST_SCALE = 2.0**-126
-"""The smallest scale, that of a block of zeros."""
+LEAST_SCALE = 2.0**-100
+"""The smallest scale, that of a block of zeros: its product with the smallest f16 is no denormal, which would be slow."""
 _INFINITY = 0x7F800000
 
 
@@ -61,7 +61,7 @@ def split_digits(x: Float, *, digits: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     off by at most s / 2: by m * 2^-22.99 with three digits, m * 2^-15.99 with two, m * 2^-7.98 with one (the last two to 2^-23 of x
     besides).  Three digits keep integers below 2^22 exact, as a scale that is no power of two would not.
 
-    s is never below 2^-126: of what is smaller than 8355000 * 2^-126 = 2^-103 (32639 * 2^-126, 127 * 2^-126), multiples of 2^-126
+    s is never below 2^-100: of what is smaller than 8355000 * 2^-100 = 2^-77 (32639 * 2^-100, 127 * 2^-100), multiples of 2^-100
     remain.  Where a block has a NaN or an infinity, its digits and sums are 0 and its scale and total are NaN: so is every number that is
     made of it.
 

@@ -23,7 +23,7 @@ def integers(found: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_digits_are_within_half_a_step(count: int) -> None:
     generator = np.random.default_rng(count)
-    x = np.float32(generator.standard_normal((50, 96)) * np.exp(generator.uniform(-30, 30, (50, 1))))
+    x = np.float32(generator.standard_normal((50, 96)) * np.exp(generator.uniform(-20, 20, (50, 1))))
     found, scales, sums = d.split_digits(x, digits=count)
     blocks, s = x.reshape(50, 3, 32).astype(np.float64), scales[..., 0].astype(np.float64)
     assert np.abs(integers(found)).max() <= LIMITS[count]
@@ -48,9 +48,9 @@ def test_integers_are_exact() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_small_blocks(count: int) -> None:
-    x = np.float32([[0.0] * 32, [1e-45] * 32, [2.0**-126] * 32, [-(2.0**-126)] * 32])
+    x = np.float32([[0.0] * 32, [1e-45] * 32, [2.0**-100] * 32, [-(2.0**-100)] * 32])
     found, scales, _ = d.split_digits(x, digits=count)
-    assert (scales[:, 0, 0] == np.float32(2.0**-126)).all()
+    assert (scales[:, 0, 0] == np.float32(2.0**-100)).all()
     assert integers(found)[:, 0, 0].tolist() == [0, 0, 1, -1]
 
 
