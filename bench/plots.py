@@ -8,11 +8,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench.engines import OURS, PEERS, C
+from bench.engines import LLAMA_CPP, OURS, PEERS, READ, C
 
 COLORS = {
     OURS: "#000000", "numpy": "#4c78a8", "torch": "#e45756", "torch.compile": "#f2a59f", "onnxruntime": "#54a24b", "onnxruntime fused": "#a5d39b",
-    "openvino": "#b279a2", "jax": "#f58518", C: "#9d9d9d",
+    "openvino": "#b279a2", "jax": "#f58518", LLAMA_CPP: "#9d755d", C: "#9d9d9d", READ: "#d3d3d3",
 }  # fmt: skip
 HEIGHT = 0.32
 """Inches for a row."""

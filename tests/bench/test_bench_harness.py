@@ -15,7 +15,7 @@ import pytest
 import graph_opt
 from bench import plots, report
 from bench.case import Case, Target
-from bench.engines import ENGINES, OURS, PEERS, READ, C
+from bench.engines import ENGINES, MACHINE, OURS, PEERS, READ, C
 from bench.engines.ours import GraphOpt
 from bench.engines.read import Read
 from bench.engines.with_numpy import Numpy
@@ -182,6 +182,7 @@ def test_unknown_words_are_refused() -> None:
 def test_peers_are_what_is_compared() -> None:
     assert set(PEERS) < set(ENGINES)
     assert not {OURS, C, READ} & set(PEERS)
+    assert set(plots.COLORS) == set(ENGINES) - {MACHINE}
 
 
 def test_steps_of_a_model() -> None:
