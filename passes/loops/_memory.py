@@ -23,6 +23,7 @@ Kind = Literal["alloc", "tensor", "inout", "parameter", "unknown"]
 
 _SINGLE = {"memref.load": False, "memref.store": True, "vector.load": False, "vector.store": True}
 _NO_ACCESS = ("memref.alloc", "memref.from_tensor", "memref.reshape", "memref.view", "memref.dim", "memref.prefetch")
+_NAMES = ("memref.from_tensor", "memref.of_inout", "memref.reshape", "memref.view")
 _CONTROL = ("scf", "linalg")
 
 
@@ -149,6 +150,49 @@ def _whole(op: Operation, buffer: Value, writes: bool) -> Access:
 def all_accesses(ops: Iterable[Operation]) -> list[Access]:
     """What operations and all inside them read and write, in order."""
     return [a for op in ops for inner in op.walk() for a in accesses_of(inner)]
+
+
+def written_between(memory: Memory, first: Operation, last: Operation) -> bool:
+    """Whether an operation between two of one block may write to a memory.
+
+    Those that use the memory are looked at, which are few, unless it is known under other names, too.
+    """
+    writers = None if memory.kind in ("parameter", "unknown") else _writers(memory)
+    if writers is not None and not writers:
+        return False
+    at = first.next
+    while at is not None and at is not last:
+        if writers is None and any(a.writes and alias(a.memory, memory) != "never" for a in all_accesses([at])):
+            return True
+        if writers is not None and at in writers:
+            return True
+        at = at.next
+    return False
+
+
+def _writers(memory: Memory) -> set[Operation] | None:
+    """The operations that may write to a memory, and all around them; None when it is handed to operations that may call it something else."""
+    found: set[Operation] = set()
+    pending = [memory.base]
+    while pending:
+        value = pending.pop()
+        for op in value.users:
+            if op.name in _NAMES:
+                pending += op.results
+            elif not isinstance(value.type, MemRefType):
+                continue
+            elif (op.regions and op.definition.dialect != "linalg") or op.definition.is_terminator or _gives_buffers(op):
+                return None
+            elif any(a.writes and alias(a.memory, memory) != "never" for a in accesses_of(op)):
+                at: Operation | None = op
+                while at is not None and at not in found:
+                    found.add(at)
+                    at = at.block.parent.parent if at.block is not None and at.block.parent is not None else None
+    return found
+
+
+def _gives_buffers(op: Operation) -> bool:
+    return any(isinstance(r.type, MemRefType) for r in op.results)
 
 
 def stored_value(op: Operation) -> Value:

@@ -8,7 +8,7 @@ from ir.dims import Dim
 from ir.types import MemRefType
 from passes.linalg._views import View, moved_from
 from passes.loops._blocks import reshaped
-from passes.loops._memory import alias, all_accesses, memory_of
+from passes.loops._memory import memory_of, written_between
 
 
 def buffer_of(op: Operation, tensor: Value) -> Value:
@@ -16,11 +16,7 @@ def buffer_of(op: Operation, tensor: Value) -> Value:
     source = tensor.defining_op
     if source is not None and source.definition is to_tensor and source.block is op.block:
         buffer = source.operands[0]
-        memory, between, at = memory_of(buffer), [], source.next
-        while at is not None and at is not op:
-            between.append(at)
-            at = at.next
-        if at is op and not any(a.writes and alias(a.memory, memory) != "never" for a in all_accesses(between)):
+        if not written_between(memory_of(buffer), source, op):
             return buffer
     return from_tensor(tensor, name=f"{tensor.name}.buffer")  # type: ignore[no-any-return]
 
