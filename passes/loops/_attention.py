@@ -13,7 +13,7 @@ score is one chain of multiply-adds, l is 16 lanes of ascending keys that are ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,8 @@ class Problem:
     causal: bool
     mask: Value | None
     length: Value | None
+    constants: dict[Hashable, Value] = field(compare=False)
+    """what the attentions of a graph have in common, made in front of the first one"""
 
     @property
     def has_one_length(self) -> bool:
@@ -145,13 +147,22 @@ class Nests:
     scores: Value = field(init=False)  # of a block of rows and keys, then their exponentials
 
     def __post_init__(self) -> None:
-        self.zero = number(0.0, f32, "zero")
-        self.one = number(1.0, f32, "one")
-        self.lowest = number(LOWEST, f32, "lowest")
-        self.hidden = number(float("-inf"), f32, "hidden")
-        self.scale = number(self.problem.scale, f32, "scale")
-        self.lanes: Value = step(result_type=VectorType(i32, (LANES,)), name="lanes")
-        self.spread: Value | None = column(self.offsets) if self.problem.causal and any(self.offsets) else None
+        self.zero = self._constant("zero", lambda: number(0.0, f32, "zero"))
+        self.one = self._constant("one", lambda: number(1.0, f32, "one"))
+        self.lowest = self._constant("lowest", lambda: number(LOWEST, f32, "lowest"))
+        self.hidden = self._constant("hidden", lambda: number(float("-inf"), f32, "hidden"))
+        self.scale = self._constant(("scale", self.problem.scale), lambda: number(self.problem.scale, f32, "scale"))
+        self.lanes = self._constant("lanes", lambda: step(result_type=VectorType(i32, (LANES,)), name="lanes"))
+        self.spread: Value | None = None
+        if self.problem.causal and any(self.offsets):
+            self.spread = self._constant(("spread", *self.offsets), lambda: column(self.offsets))
+
+    def _constant(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """One value for all layers of a model: so their nests are alike."""
+        made = self.problem.constants
+        if key not in made:
+            made[key] = make()
+        return made[key]
 
     def alloc(self) -> None:
         """Makes the memory that loops hand to each other; it is the graph's own."""

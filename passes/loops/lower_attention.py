@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -22,8 +23,15 @@ from passes.loops._few_queries import Decode, most_queries
 from passes.loops._tensors import Sources, buffer_of, of_rank, replace, whole
 
 Form = Literal["of few queries", "in tiles", "of few queries or in tiles"]
-Sights = dict[tuple[Value | None, Dim, Dim, bool], Sight]
-"""How far queries see, by the length, the numbers of queries and keys, and whether they are causal."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the attentions of a graph share: how far queries see, by the length, the numbers of queries and keys, and whether they are
+    causal; and constants."""
+
+    sights: dict[tuple[Value | None, Dim, Dim, bool], Sight]
+    constants: dict[Hashable, Value]
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class LowerAttention(Pass):
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
         for graph in walk_graphs(module):
-            known: Sights = {}
+            known = Known({}, {})
             for op in [o for o in graph.block if o.name == "graph.attention"]:
                 if is_tiled(op) and is_plain(op):
                     form = self._lower(op, known)
@@ -95,14 +103,14 @@ class LowerAttention(Pass):
                     changed = True
         return changed
 
-    def _lower(self, op: Operation, known: Sights) -> str:
+    def _lower(self, op: Operation, known: Known) -> str:
         result = op.result
         assert isinstance(result.type, TensorType)
         with Builder.before_op(op) as builder:
             form = self._form(op)
             moves = _Moves(op)
             made = moves.out.buffer if moves.out is not None else alloc(f"{result.name}.buffer", f32, *result.type.shape)
-            problem = _problem(op, moves.out or whole(made), moves, form == "of few queries")
+            problem = _problem(op, moves.out or whole(made), moves, form == "of few queries", known)
             self._build(form, problem, _sight(op, problem, known))
             tensor: Value = to_tensor(made)
             first = builder.created[0]
@@ -133,14 +141,14 @@ class LowerAttention(Pass):
             (few or many).build()  # type: ignore[union-attr]  # one of them it is
 
 
-def _sight(op: Operation, problem: Problem, known: Sights) -> Sight | None:
+def _sight(op: Operation, problem: Problem, known: Known) -> Sight | None:
     """How far the queries of all batches see, where that is the same; the layers of a model compute it once."""
     if not problem.has_one_length:
         return None
     key = op.operand("length"), problem.queries, problem.keys, problem.causal
-    if key not in known:
-        known[key] = sight_of(problem, 0)
-    return known[key]
+    if key not in known.sights:
+        known.sights[key] = sight_of(problem, 0)
+    return known.sights[key]
 
 
 class _Moves(Sources):
@@ -166,7 +174,7 @@ class _Moves(Sources):
         return view
 
 
-def _problem(op: Operation, out: View, moves: _Moves, few: bool) -> Problem:
+def _problem(op: Operation, out: View, moves: _Moves, few: bool, known: Known) -> Problem:
     q, k, v = (op.operand(name) for name in "qkv")
     assert q is not None and k is not None and v is not None and isinstance(q.type, TensorType)
     group, scale, mask, length = group_of(op), op.attribute("scale"), op.operand("mask"), op.operand("length")
@@ -177,4 +185,5 @@ def _problem(op: Operation, out: View, moves: _Moves, few: bool) -> Problem:
         q=moves.view(buffer_of(op, q)), k=moves.view(buffer_of(op, k)), v=moves.view(buffer_of(op, v)) if few else whole(buffer_of(op, v)), out=out,
         group=group, scale=factor, causal=bool(op.attribute("causal")),
         mask=None if mask is None else of_rank(buffer_of(op, mask), 4), length=None if length is None else of_rank(buffer_of(op, length), 1),
+        constants=known.constants,
     )  # fmt: skip

@@ -10,6 +10,7 @@ import graph_opt
 from ir.core import Module
 from ir.dims import substitute
 from ir.interpreter import Interpreter
+from ir.types import VectorType
 from passes.infra.verify_exec import same_bits
 from passes.pipelines import PRESETS
 from tests.memory_checker import check_plan
@@ -181,3 +182,11 @@ def test_the_last_level_has_the_bits_of_machine_code(steps: int) -> None:
     (found,) = Interpreter(module).run(module.main, [*given, *(c.copy() for c in caches[:2])])
     want = graph_opt.compile(graph_opt.parse(TEXT))(*given, *(c.copy() for c in caches[:2]))
     assert same_bits(np.asarray(found), want)
+
+
+def test_layers_have_constants_in_common() -> None:
+    """Vectors, and how far queries see, are made once: so that later passes and code generation find the layers' nests alike."""
+    module = lowered(LAYERS, PRESETS["cpu"].split(",lower-to-loops")[0])
+    names = [op.name for op in module.main.block]
+    assert names.count("scf.if") == 2 and names.count("vector.step") == 1 and names.count("memref.load") - 4 == 1
+    assert sum(isinstance(op.result.type, VectorType) for op in module.main.block if op.name == "arith.constant") == 1
