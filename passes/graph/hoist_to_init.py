@@ -69,6 +69,7 @@ class HoistToInit(Pass):
     """
 
     keeps_types: ClassVar[bool] = True
+    beside: ClassVar[bool] = True
 
     growth: int = 4
     """largest size of a result, as a multiple of what it is made of; 0 for any size"""

@@ -43,7 +43,8 @@ class Pass:
     A ``local`` pass looks at the operations of a graph's own block that have regions one by one: what it makes of one
     depends on the types of the values from outside and on how they are made, not on what else uses them, and it changes
     nothing else.  New operations that belong to a nest stand beside it; pure ones may also stand behind what they use.  So nests
-    that are alike become alike, and the pass runs on one of them (:mod:`passes.infra.twins`).
+    that are alike become alike, and the pass runs on one of them (:mod:`passes.infra.twins`).  A pass that is ``beside`` nests
+    looks at operations without regions, and changes nothing else but which values others use: it may run while nests are folded.
     """
 
     preserves: ClassVar[Literal["bits", "values", "approximate"]] = "bits"
@@ -51,10 +52,15 @@ class Pass:
     keeps_types: ClassVar[bool] = False
     idempotent: ClassVar[bool] = True
     local: ClassVar[bool] = False
+    beside: ClassVar[bool] = False
 
     def is_local(self) -> bool:
         """Whether the pass is ``local`` with its options."""
         return self.local
+
+    def is_idle(self, module: Module) -> bool:
+        """Whether it is known, after a look at one nest of every kind, that the pass would change nothing."""
+        return False
 
     def tolerance(self) -> float | None:
         """How far ``approximate`` values may be off, as a part of the largest element of a result; None for 1e-6, which f32 can have."""

@@ -97,6 +97,7 @@ class PassManager:
         typed = False
         folds = self._marks_folds()
         for pass_, folded in zip(self.passes, folds, strict=True):
+            folded = folded or (self._folding is not None and (pass_.beside or pass_.is_idle(module)))
             if not folded:
                 self._fold(module, False)
             if pass_.needs_types and not typed:

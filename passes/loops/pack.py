@@ -101,6 +101,16 @@ class Pack(Pass):
 
     keeps_types: ClassVar[bool] = True
 
+    def is_idle(self, module: Module) -> bool:
+        """Whether no nest has a load that could be packed."""
+        at_load_time = load_time_graphs(module)
+        for graph in walk_graphs(module):
+            if graph.name not in at_load_time:
+                packing = _Packing(graph, self.stored_only, self.rows)
+                if any(True for tiles in loops_tagged(graph, self.loop) for _ in packing.candidates(tiles)):
+                    return False
+        return True
+
     def run(self, module: Module, context: PassContext) -> bool:
         at_load_time = load_time_graphs(module)
         packed = 0
@@ -140,7 +150,7 @@ class _Packing:
 
     def _conditions(self, tiles: Operation) -> Iterator[list[tuple[Dim, int]]]:
         """For loads that can be packed when the program runs what must be how large for that, where it is not known yet."""
-        for load, column, width in self._candidates(tiles):
+        for load, column, width in self.candidates(tiles):
             (access,) = accesses(load)
             place = find_places(load, access, column, width)
             if place is None or not isinstance(access.buffer.type, MemRefType) or stored_tensor(access.buffer) is not None:
@@ -152,7 +162,7 @@ class _Packing:
             if all(least <= size for size, least in sizes if isinstance(size, int)):
                 yield [(size, least) for size, least in sizes if not isinstance(size, int)]
 
-    def _candidates(self, tiles: Operation) -> Iterator[tuple[Operation, Value, int]]:
+    def candidates(self, tiles: Operation) -> Iterator[tuple[Operation, Value, int]]:
         """Loads inside the tiles of a loop, with the variable of the tile and its size."""
         bounds = single_range(tiles)
         if bounds is None or not isinstance(bounds.step, int) or bounds.step < 2:
@@ -171,7 +181,7 @@ class _Packing:
 
     def tiles(self, tiles: Operation) -> int:
         """Packs what one loop over tiles reads; returns how many loads changed."""
-        return sum(self._load(load, variable(tiles), column, width) for load, column, width in self._candidates(tiles))
+        return sum(self._load(load, variable(tiles), column, width) for load, column, width in self.candidates(tiles))
 
     def _load(self, load: Operation, tile: Value, column: Value, width: int) -> bool:
         (access,) = accesses(load)

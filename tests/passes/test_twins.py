@@ -151,3 +151,18 @@ def test_local_passes_keep_types():
     """While nests are folded nothing is inferred."""
     for name in pass_files():
         assert find_pass(name).keeps_types or not find_pass(name).local, name
+
+
+@pytest.mark.parametrize(("tag", "folds"), [("n.tile", 2), ("nothing", 1)])
+def test_folded_while_others_have_nothing_to_do(tag, folds, monkeypatch):
+    """``pack`` has to see all nests if it packs anything; ``hoist-to-init`` doesn't look at them."""
+    from passes.infra import manager
+
+    count: list[Module] = []
+    monkeypatch.setattr(manager, "fold", lambda module: (count.append(module), fold(module))[1])
+    texts = [format_pass(p) for p in load_pipeline("cpu")]
+    pack = next(n for n, t in enumerate(texts) if t.startswith("pack{"))
+    module = load(LAYERS)
+    PassManager(load_pipeline(",".join(texts[: pack - 3]))).run(module)
+    both_ways(module, ",".join([*texts[pack - 3 : pack], f'pack{{loop="{tag}", stored_only=false, rows=32}}', *texts[pack + 1 : pack + 4]]))
+    assert len(count) == folds
