@@ -213,7 +213,9 @@ class _Asked:
             sources[image.given] = given_arrays(self.constants, image.graph.loc)
         anew = replace(self, tell=_tell_nobody)
         text = kept.source.text
-        return kept.load(image, sources, self.threads, lambda: anew.compiled(parse(text, kept.source.name), folder, None).module)
+        return kept.load(
+            image, sources, self.threads, lambda: anew.compiled(parse(text, kept.source.name), folder, None).module, self.tell
+        )
 
     def compiled(self, module: Module, folder: Path | None, kept: Kept | None) -> Executable:
         """The program, compiled; it is kept where ``kept`` says."""

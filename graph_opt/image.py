@@ -20,6 +20,7 @@ from codegen.runtime.facts import Facts, Sized, Writing
 from codegen.runtime.program import NativeProgram
 from graph_opt.ahead import Ahead
 from graph_opt.executable import NativeExecutable
+from graph_opt.kept import WEIGHTS
 from graph_opt.load_time import Stored, has_loops, load_quickly, new_program
 from ir.core import Graph, Module, Value, WeightFile
 from ir.diagnostics import GraphError, Source
@@ -283,8 +284,11 @@ class Image:
         except GraphError:  # a tensor that is not there, or damaged: whoever compiles will say it
             return False
 
-    def executable(self, sources: Mapping[str, WeightSource], threads: int, module: Callable[[], Module]) -> NativeExecutable:
-        """Loads weights and code.  ``module`` makes the program after the passes, should somebody ask for it.
+    def executable(
+        self, sources: Mapping[str, WeightSource], threads: int, module: Callable[[], Module], tell: Callable[[str], None]
+    ) -> NativeExecutable:
+        """Loads weights and code.  ``module`` makes the program after the passes, should somebody ask for it; ``tell`` is told
+        WEIGHTS when these are read by another thread.
 
         Raises GraphError for weights that are missing or don't fit, BadImage for code that can't be loaded.
         """
@@ -292,6 +296,7 @@ class Image:
         stored = Ahead(lambda: Stored(self.module, sources, threads, ready=ready).tensors(self._main.graph))
         try:
             code = Code(*self._main.objects)
+            tell(WEIGHTS)
             arrays = stored.result()
         except CompileError as error:
             raise BadImage(str(error)) from error

@@ -28,6 +28,14 @@ POISON = "GRAPH_OPT_POISON"
 """Set to 1, workspaces and memory that is free are filled with NaN, so that reads of what was never written show."""
 
 
+WEIGHTS = "weights"
+"""What is said of a program from the cache when only its weights are still read and packed, by a thread that leaves Python to others."""
+
+
+def _tell_nobody(what: str) -> None:
+    pass
+
+
 @dataclass
 class Kept:
     """The place of one program in the cache.  ``source`` is its text, ``parts`` what the key is made of."""
@@ -60,14 +68,21 @@ class Kept:
             self.cache.remove(self.key)
             return None
 
-    def load(self, image: Image | None, sources: Mapping[str, WeightSource], threads: int, module: Callable[[], Module]) -> Executable | None:
+    def load(
+        self,
+        image: Image | None,
+        sources: Mapping[str, WeightSource],
+        threads: int,
+        module: Callable[[], Module],
+        tell: Callable[[str], None] = _tell_nobody,
+    ) -> Executable | None:
         """The program of an image if that fits these weights; see :meth:`graph_opt.image.Image.executable`."""
         if image is None or not image.fits(sources):
             return None
         from graph_opt.image import BadImage
 
         try:
-            return image.executable(sources, threads, module)
+            return image.executable(sources, threads, module, tell)
         except BadImage:
             self.cache.remove(self.key)
             return None

@@ -11,6 +11,7 @@ import numpy as np
 
 from graph_opt.api import Device, compile, compile_text, parse
 from graph_opt.binding import bind_files
+from graph_opt.kept import WEIGHTS
 from graph_opt.llm.cache import KeyValueCache
 from graph_opt.llm.tokenizer import Tokenizer
 from interop.gguf import GgufFile
@@ -81,8 +82,14 @@ def load_program(path: Path, threads: int | None, precision: str, device: Device
             progress("reading the model")
         gguf = GgufFile(path)
         tokenizer = Tokenizer(gguf.metadata)
-        tokenizer.prepare()
-        executable = _compiled(gguf, path, count, precision, device, progress)
+
+        def tell(text: str) -> None:
+            if text == WEIGHTS:  # now Python has nothing else to do
+                tokenizer.prepare()
+            if progress is not None:
+                progress(text)
+
+        executable = _compiled(gguf, path, count, precision, device, tell)
     gguf.close()
     return Program(executable, tokenizer, device)
 
