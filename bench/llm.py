@@ -73,9 +73,15 @@ class Line:
                 said = errors.read().decode(errors="replace").strip().splitlines()
                 self.problem = said[-1] if said else f"the process ended with status {process.returncode}"
                 return
-        self.first.append(first)
         self.whole.append(time.perf_counter() - start)
+        self.first.append(first)
         self.memory.append(used.ru_maxrss / 1024)
+
+    def warm_up(self) -> None:
+        """A run that doesn't count: it fills caches of code and of files."""
+        self.run()
+        for found in (self.first, self.whole, self.memory):
+            found.clear()
 
     def row(self) -> tuple[str, ...]:
         """Its medians."""
@@ -122,6 +128,9 @@ def main() -> None:
     keep_to(pick_processors(options.threads, ""))
     with tempfile.TemporaryDirectory() as folder:
         every = lines(file, Path(folder), options.threads, options.python)
+        for line in every:
+            if not line.cold:
+                line.warm_up()
         for number in range(options.rounds):
             for line in every:
                 if not line.problem and (number == 0 or not line.cold):
