@@ -84,6 +84,7 @@ class Observed:
         self._source.close()
 
     def noted(self) -> Json:
+        """All that was looked at, for :meth:`Image.fits`."""
         return [self.named, self.types, self.digests]
 
 

@@ -49,6 +49,7 @@ class Kept:
 
     @property
     def key(self) -> bytes:
+        """The name of the entry."""
         return make_key("program", self.parts)
 
     def narrowed(self, *parts: str) -> Kept:

@@ -32,6 +32,7 @@ class NotEncodable(Exception):
 
 
 def encode_dim(dim: Dim) -> Json:
+    """A number, ``"?"``, or a list of terms."""
     if isinstance(dim, int):
         return dim
     if isinstance(dim, UnknownDim):
@@ -40,6 +41,7 @@ def encode_dim(dim: Dim) -> Json:
 
 
 def decode_dim(data: Json) -> Dim:
+    """What :func:`encode_dim` was given."""
     if isinstance(data, int):
         return data
     if data == "?":
@@ -52,6 +54,7 @@ def _decode_atom(data: Json) -> Atom:
 
 
 def encode_type(type_: Type) -> Json:
+    """A list that begins with the kind of type."""
     if isinstance(type_, UnknownType):
         return ["?"]
     if isinstance(type_, ScalarType):
@@ -63,6 +66,7 @@ def encode_type(type_: Type) -> Json:
 
 
 def decode_type(data: Json) -> Type:
+    """What :func:`encode_type` was given."""
     kind = data[0]
     if kind == "?":
         return UNKNOWN
@@ -101,6 +105,7 @@ def encode_attribute(value: Attribute) -> Json:
 
 
 def decode_attribute(data: Json) -> Attribute:
+    """What :func:`encode_attribute` was given."""
     if not isinstance(data, list):
         return data  # type: ignore[no-any-return]
     kind, *rest = data
@@ -144,6 +149,7 @@ def encode_location(location: AnyLocation | None, source: Source | None) -> Json
 
 
 def decode_location(data: Json, source: Source | None) -> AnyLocation | None:
+    """What :func:`encode_location` was given, in a text that may have another name."""
     if data is None:
         return None
     if isinstance(data, int):
@@ -206,6 +212,7 @@ def encode_operation(op: Operation, numbers: dict[Value, int], source: Source | 
 
 
 def decode_operation(data: Json, values: list[Value], source: Source | None) -> Operation:
+    """The operation, in no block; ``values`` are its operands by number."""
     name, operands, attributes, results, loc = data
     return Operation(
         REGISTRY[name],
@@ -230,6 +237,7 @@ def encode_graph(graph: Graph, source: Source | None) -> dict[str, Json]:
 
 
 def decode_graph(data: dict[str, Json], source: Source | None) -> Graph:
+    """The graph that :func:`encode_graph` was given."""
     graph = _decode_head(data, source)
     values: list[Value] = list(graph.parameters)
     for item in data["operations"]:
