@@ -16,6 +16,7 @@ from ir.opdef import AttributeSpec, Buffer, ExecutionError, RegionOpDef, Stored,
 from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, UnknownType, buffer_of, i8, index, u8
 
 _LOCALITY = AttributeSpec("locality", int, 3, required=False, positional=False)
+_WRITE = AttributeSpec("write", bool, False, required=False, positional=False)
 
 # -- making and viewing ------------------------------------------------------------------------------------------------
 
@@ -390,18 +391,19 @@ class Store(RegionOpDef):
 
 
 class Prefetch(RegionOpDef):
-    """A hint that an element of a buffer will be read soon: its memory may be brought into the caches.
+    """A hint that an element of a buffer will be read (or written) soon: its memory may be brought into the caches.
 
     ``memref.prefetch(%B[%k + 8, %j])``; indices are those of ``memref.load``.  Nothing is read and nothing is checked: the
     element may be outside the buffer, and an index beyond a dimension counts on from where the dimension ends in memory.
     ``locality`` says how near it should be: 3, the default, for the nearest cache, 2 and 1 for those behind it, 0 for what
-    is read once and not kept.
+    is read once and not kept.  With ``write`` the element will be written, and its cache line is to be had alone.
 
     Example::
 
         graph @example(%A: memref<f32[B, 16]>, %C: memref<f32[B, 16]>) {
           scf.for(%i = 0 to B) {
             memref.prefetch(%A[%i+8, 0])
+            memref.prefetch(%C[%i+8, 0], write=true)
             %a = vector.load(%A[%i, 0:+16]) : vector<f32[1, 16]>
             vector.store(%a, %C[%i, 0:+16])
             yield
@@ -411,7 +413,7 @@ class Prefetch(RegionOpDef):
     """
 
     def __init__(self) -> None:
-        super().__init__("prefetch", "memref", [_LOCALITY], result_count=0, pure=False, exact_bits=True)
+        super().__init__("prefetch", "memref", [_LOCALITY, _WRITE], result_count=0, pure=False, exact_bits=True)
 
     def verify(self, op: Operation) -> None:
         """One access to a single element, no region, and a locality from 0 to 3."""

@@ -62,6 +62,7 @@ _LOOPS = (
     "plan-memory",
     "unroll-jam{by=$rows}",
     "parallelize",
+    "prefetch-rows",
     "expand-math",
     "unroll-vectors{lanes=$lanes}",
 )

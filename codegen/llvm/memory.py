@@ -90,8 +90,8 @@ def _prefetch(w: Writer, op: Operation) -> None:
     pointer = w.address(buffer, _offset(buffer, _indices(w, op, access)))
     w.checks_indices = True
     function = w.unit.declare("void", "llvm.prefetch.p0", "ptr", "i32 immarg", "i32 immarg", "i32 immarg")
-    locality = op.definition.full_attributes(op.attributes)["locality"]
-    w.line(f"call void {function}(ptr {pointer}, i32 0, i32 {locality}, i32 1)")  # to read, data
+    attributes = op.definition.full_attributes(op.attributes)
+    w.line(f"call void {function}(ptr {pointer}, i32 {int(attributes['write'])}, i32 {attributes['locality']}, i32 1)")  # data, not code
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------

@@ -108,6 +108,14 @@ def test_prefetch() -> None:
             check(module, np.int64([i, j]), np.ones((2, 3), np.float32), np.zeros(8, np.int64), threads=(1, 2))
 
 
+def test_prefetch_to_write() -> None:
+    """Asks for a line to be had alone; the memory around the end of an array is no matter."""
+    body = START + "scf.for(%k = 0 to M) {\nmemref.prefetch(%A[%i, %k + 4096], write=true, locality=2)\nmemref.store(%j, %C[0])\nyield\n}"
+    module = main_program(PARAMETERS, body)
+    assert re.search(r"call void @llvm.prefetch.p0\(ptr %\w+, i32 1, i32 2, i32 1\)", text_of(module))
+    check(module, np.int64([1, 2]), np.ones((2, 3), np.float32), np.zeros(8, np.int64))
+
+
 def test_a_division_behind_a_prefetch_is_checked() -> None:
     load = "%a = memref.load(%A[%i floordiv %j, 0]) : f32\nmemref.store(%i, %C[0])"
     module = main_program(PARAMETERS, f"{START}memref.prefetch(%A[%i floordiv %j, 0])\n{load}")

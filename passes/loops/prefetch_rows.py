@@ -1,0 +1,204 @@
+"""Pass ``prefetch-rows``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ir.builder import Builder
+from ir.core import Graph, Module, Operation
+from ir.dims import product, substitute
+from ir.layout import LAYOUT, IndexExpr
+from ir.opdef import REGISTRY
+from ir.rewriter import walk_graphs
+from ir.types import MemRefType
+from passes.infra.base import Pass, PassContext
+from passes.loops._loops import Access, accesses, body, depends_on, is_loop, number_layout, single_range, tag_of, value_symbol, variable
+from passes.loops._memory import Memory, memory_of
+
+LINE = 64
+"""Bytes of a cache line."""
+
+_ALONG = ("col", "col.tile", "reduce")
+"""Tags of loops that go along a row."""
+
+_ACCESSES = ("vector.load", "vector.store")
+_SHORT = ("math.fma", "math.absf", "math.absi", "math.copysign", "math.sqrt", "math.isnan", "math.floor", "math.ceil", "math.trunc", "math.roundeven")
+"""Operations of ``math`` that are an instruction or two."""
+
+
+@dataclass(frozen=True)
+class PrefetchRows(Pass):
+    """Asks for the rows that a nest reads next, and for the places where it will write, while it computes.
+
+    Before::
+
+        scf.parallel(%i = 0 to 1024, tag="row") {
+          scf.for(%j = 0 to 4096 step 16, tag="reduce") {
+            %a = vector.load(%x[%i, %j:+16]) : vector<f32[1, 16]>
+            %e = math.exp(%a) : vector<f32[1, 16]>
+            vector.store(%e, %o[%i, %j:+16])
+            ...
+
+    After ``prefetch-rows``::
+
+        scf.parallel(%i = 0 to 1024, tag="row") {
+          scf.for(%j = 0 to 4096 step 16, tag="reduce") {
+            memref.prefetch(%x[%i+1, %j])
+            memref.prefetch(%o[%i, %j+256], write=true)
+            %a = vector.load(%x[%i, %j:+16]) : vector<f32[1, 16]>
+            ...
+
+    The processor's own prefetcher stops at every page, starts again only when it has seen some lines, and asks for little while
+    a long computation fills the window of operations.  A hint for every line keeps memory busy all the time: the first loop along
+    a row asks for what lies ``ahead`` bytes further, in what is read and in what is written, since lines that will be overwritten
+    have to be fetched, too.  Where that loop has little to compute and a later one has functions of ``math``, as the exponentials
+    of a softmax, memory would idle in that: then it asks for the next row, unless that is ``longest`` bytes or more and would
+    be far away again when its turn comes.
+
+    A nest whose arrays together are known to have ``small`` bytes or less gets none: near caches hold them.  A hint changes no
+    result, and may point behind the buffer.
+    """
+
+    ahead: int = 1024
+    """bytes from a hint to what it is for, in the same row"""
+    longest: int = 65536
+    """bytes of the rows of one round from which on the next are not asked for"""
+    small: int = 262144
+    """bytes of all arrays of a nest up to which it gets no hints"""
+
+    keeps_types: ClassVar[bool] = True
+    local: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.ahead < LINE or self.longest < 0 or self.small < 0:
+            raise ValueError("a hint is for a later line, and sizes are not negative")
+
+    def run(self, module: Module, context: PassContext) -> bool:
+        made = 0
+        for graph in walk_graphs(module):
+            for nest in [op for op in graph.walk() if is_loop(op) and (tag_of(op) == "row" or _is_flat(op))]:
+                made += self._hint_nest(nest, graph)
+        context.count("hints made", made)
+        return made > 0
+
+    def _hint_nest(self, nest: Operation, graph: Graph) -> int:
+        """Hints for one loop over rows, or over all of the elements."""
+        if single_range(nest) is None or any(op.name == "memref.prefetch" for op in nest.walk()):
+            return 0
+        row = nest if tag_of(nest) == "row" else None
+        streams = _streams(nest, row)
+        if not streams or _known_bytes(s.sites[0].access for s in streams) <= self.small:
+            return 0
+        front = {loop: body(loop).first for stream in streams for loop in stream.loops}
+        return sum(self._hint_stream(stream, row, front, graph) for stream in streams)
+
+    def _hint_stream(self, stream: Stream, row: Operation | None, front: dict[Operation, Operation | None], graph: Graph) -> int:
+        """Hints in front of one of the loops along a row, for all that it touches of one memory."""
+        first = stream.sites[0]
+        busy = next((loop for loop in stream.loops if _has_functions(loop)), first.loop)
+        whole = None if first.writes or row is None or busy is first.loop else self._row_step(first.access, row)
+        loop = first.loop if whole is None else busy
+        sites = [s for s in stream.sites if s.loop is loop]
+        written = any(s.writes for s in sites)
+        made = 0
+        for access in dict.fromkeys(s.access for s in sites):
+            *outer, last = access.indices
+            line = LINE // _type(access).dtype.itemsize
+            if whole is not None and row is not None:
+                further = {f"%{variable(row).name}": value_symbol(variable(row)) + whole}
+                outer = [IndexExpr(substitute(i.expr, further)) for i in outer]
+                start = last.expr
+            else:
+                outer = [IndexExpr(i.expr) for i in outer]
+                start = last.expr + self.ahead // _type(access).dtype.itemsize
+            for at in range(0, last.size or 1, line):
+                _hint(front[loop], Access(access.buffer, (*outer, IndexExpr(start + at))), written, graph)
+                made += 1
+        return made
+
+    def _row_step(self, access: Access, row: Operation) -> int | None:
+        """How many rows further the next round of the loop over rows is; None where rows are too long, or how long is not known."""
+        bounds, shape = single_range(row), _type(access).shape
+        assert bounds is not None
+        if not isinstance(bounds.step, int) or not isinstance(shape[-1], int):
+            return None
+        return bounds.step if bounds.step * shape[-1] * _type(access).dtype.itemsize < self.longest else None
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where a loop along a row touches an element, or a run of them."""
+
+    loop: Operation
+    access: Access
+    writes: bool
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What a nest touches of one memory, in order."""
+
+    sites: list[Site]
+
+    @property
+    def loops(self) -> list[Operation]:
+        """The loops along a row that touch it."""
+        return list(dict.fromkeys(s.loop for s in self.sites))
+
+
+def _is_flat(loop: Operation) -> bool:
+    """A loop over all elements of arrays, which stands in no loop over rows."""
+    if tag_of(loop) not in ("col", "col.tile"):
+        return False
+    region = loop.block.parent if loop.block is not None else None
+    outer = region.parent if region is not None else None
+    return outer is None or not is_loop(outer)
+
+
+def _streams(nest: Operation, row: Operation | None) -> list[Stream]:
+    """What moves on with the row, or with the loop if there are no rows, and is touched along the row."""
+    found: dict[Memory, list[Site]] = {}
+    for loop in [nest] if row is None else [op for op in body(nest) if is_loop(op) and tag_of(op) in _ALONG]:
+        for op in body(loop):
+            if op.name in _ACCESSES and _moves(accesses(op)[0], loop, row):
+                (access,) = accesses(op)
+                found.setdefault(memory_of(access.buffer), []).append(Site(loop, access, op.name == "vector.store"))
+    return [Stream(sites) for sites in found.values()]
+
+
+def _moves(access: Access, loop: Operation, row: Operation | None) -> bool:
+    """Whether rounds of a loop touch neighbouring runs of a row, and those of the loop over rows other rows."""
+    *outer, last = access.indices
+    at, bounds = variable(loop), single_range(loop)
+    if bounds is None or last.size is None or not isinstance(last.size, int) or any(i.size is not None and i.size > 1 for i in outer):
+        return False
+    following = substitute(last.expr, {f"%{at.name}": value_symbol(at) + bounds.step})
+    if following - last.expr != bounds.step or any(depends_on(i.expr, [at]) for i in outer):
+        return False
+    return row is None or any(depends_on(i.expr, [variable(row)]) for i in outer)
+
+
+def _known_bytes(found: Iterable[Access]) -> float:
+    """How large all arrays are; infinite when the size of one is known only when the program runs."""
+    sizes = [product([*_type(a).shape, _type(a).dtype.itemsize]) for a in found]
+    return sum(n if isinstance(n, int) else math.inf for n in sizes)
+
+
+def _has_functions(loop: Operation) -> bool:
+    """Whether a loop computes what is many instructions for an element."""
+    return any(op.definition.dialect == "math" and op.name not in _SHORT for op in body(loop))
+
+
+def _type(access: Access) -> MemRefType:
+    assert isinstance(access.buffer.type, MemRefType)
+    return access.buffer.type
+
+
+def _hint(before: Operation | None, access: Access, write: bool, graph: Graph) -> None:
+    assert before is not None and before.block is not None
+    operands, layout = number_layout([access], graph)
+    attributes: dict[str, Any] = {LAYOUT: layout, **({"write": True} if write else {})}
+    Builder(before.block, before, loc=before.loc).create(REGISTRY["memref.prefetch"], operands, attributes, result_types=())
