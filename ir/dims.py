@@ -321,24 +321,36 @@ def apply_function(kind: str, *args: Dim) -> Dim:
     return _FUNCTIONS[kind](*args)
 
 
-def substitute(dim: Dim, bindings: Mapping[str, Dim]) -> Dim:
-    """``dim`` with names replaced; names that ``bindings`` lacks stay."""
+def substitute(dim: Dim, bindings: Mapping[str, Dim], known: dict[Monomial, Dim] | None = None) -> Dim:
+    """``dim`` with names replaced; names that ``bindings`` lacks stay.  ``known`` is filled with what products become with these bindings."""
     if not isinstance(dim, DimExpr):
         return dim
     if len(dim.terms) == 1 and dim.terms[0][1] == 1 and len(dim.terms[0][0]) == 1:
         alone = dim.terms[0][0][0]
         if isinstance(alone, str):  # a name: most expressions are
             return bindings.get(alone, dim)
-    total: Dim = 0
+    total: dict[Monomial, int] = {}
     for monomial, coefficient in dim.terms:
-        value: Dim = coefficient
-        for atom in monomial:
-            if isinstance(atom, str):
-                value = value * bindings.get(atom, symbol(atom))
-            else:
-                value = value * apply_function(atom.kind, *(substitute(a, bindings) for a in atom.args))
-        total = total + value
-    return total
+        value = known.get(monomial) if known is not None else None
+        if value is None:
+            value = _substitute_product(monomial, bindings)
+            if known is not None:
+                known[monomial] = value
+        if isinstance(value, UnknownDim):
+            return UNKNOWN_DIM
+        for left, factor in (((), value),) if isinstance(value, int) else value.terms:
+            total[left] = total.get(left, 0) + coefficient * factor
+    return _from_terms(total)
+
+
+def _substitute_product(monomial: Monomial, bindings: Mapping[str, Dim]) -> Dim:
+    value: Dim = 1
+    for atom in monomial:
+        if isinstance(atom, str):
+            value = value * bindings.get(atom, symbol(atom))
+        else:
+            value = value * apply_function(atom.kind, *(substitute(a, bindings) for a in atom.args))
+    return value
 
 
 def compatible(a: Dim, b: Dim) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ir.core import Graph
 from ir.diagnostics import GraphError
-from ir.dims import Dim, DimExpr, DimFunction, UnknownDim, apply_function, ceildiv, dim_max, product, substitute, symbol, symbols_of
+from ir.dims import Dim, DimExpr, DimFunction, Monomial, UnknownDim, apply_function, ceildiv, dim_max, product, substitute, symbol, symbols_of
 from ir.inference import plain_symbol
 from ir.inputs import choose_sizes
 from ir.signature import constraint_holds
@@ -31,7 +31,7 @@ class Sizes:
     """What is known of the named dimensions of a graph."""
 
     def __init__(self, graph: Graph) -> None:
-        self._ways = _substitutions(graph)
+        self._ways: list[tuple[dict[str, Dim], dict[Monomial, Dim]]] = [(way, {}) for way in _substitutions(graph)]
         self._known: dict[tuple[Dim, Dim], bool] = {}
         self._signs: dict[Dim, bool] = {}
         self._examples = _examples(graph)
@@ -88,7 +88,9 @@ class Sizes:
         return found
 
     def _prove_nonnegative(self, difference: Dim) -> bool:
-        if any(_nonnegative(substitute(difference, way) if way else difference) for way in self._ways):
+        if any(v < 0 for v in self.examples(difference)):  # found sooner than that there is no proof
+            return False
+        if any(_nonnegative(substitute(difference, way, known) if way else difference) for way, known in self._ways):
             return True
         for atom, coefficient in _roundings(difference):
             rounded = ALIGNMENT * DimExpr((((atom,), 1),))
