@@ -259,22 +259,25 @@ def _dispatch(args: list[str]) -> int:
             return listing.explain(explained.name)
         if command == "import":
             imported = import_parser().parse_args(rest)
-            from graph_opt import commands, importing
+            from graph_opt import importing
+            from graph_opt.guard import guarded
 
-            return commands.guarded(importing.import_model, imported)
+            return guarded(importing.import_model, imported)
         if command == "generate":
             wanted = generate_parser().parse_args(rest)
             _heed_cache_flag(wanted)
-            from graph_opt import commands, generate
+            from graph_opt import generate
+            from graph_opt.guard import guarded
 
-            return commands.guarded(generate.generate, wanted)
+            return guarded(generate.generate, wanted)
         parsers = {"run": run_parser, "bench": bench_parser, "explain-fusion": fusion_parser}
         parsed = parsers[command]().parse_args(rest)
         _heed_cache_flag(parsed)
         from graph_opt import commands
+        from graph_opt.guard import guarded
 
         work = {"run": commands.run_program, "bench": commands.bench_program, "explain-fusion": commands.explain_fusion}
-        return commands.guarded(work[command], parsed)
+        return guarded(work[command], parsed)
     if "--version" in args:
         from graph_opt import __version__
 
@@ -286,8 +289,9 @@ def _dispatch(args: list[str]) -> int:
         return 2
     parsed = parser.parse_args(args)
     from graph_opt import commands
+    from graph_opt.guard import guarded
 
-    return commands.guarded(commands.optimize, parsed)
+    return guarded(commands.optimize, parsed)
 
 
 if __name__ == "__main__":

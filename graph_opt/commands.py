@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import numpy as np
 from graph_opt.api import DEFAULT_DEVICE, DEVICES, find_graph, keep_reachable, parse, read_program
 from graph_opt.binding import at_location, bind_files
 from graph_opt.build import default_pipeline, load_or_make, make_executable
+from graph_opt.guard import UsageError, pairs, shown_name, stdin_text
 from graph_opt.kept import Kept, place_in_cache
 from graph_opt.levels import LEVELS, TARGETS, level_of, preset_of
 from graph_opt.progress import Progress
@@ -31,7 +31,7 @@ from ir.printer import print_module
 from ir.signature import array_type, bind_shapes
 from ir.types import TensorType, Type, is_known, type_symbols
 from passes.infra.base import Pass
-from passes.infra.manager import Instrumentation, PassFault, PassManager, PassRecord
+from passes.infra.manager import Instrumentation, PassManager, PassRecord
 from passes.infra.pipeline import format_pass, pass_name
 from passes.infra.registry import pass_files
 from passes.pipelines import load_pipeline
@@ -42,73 +42,11 @@ if TYPE_CHECKING:
     from graph_opt.executable import Executable
 
 
-class UsageError(Exception):
-    """A flag whose value has the wrong form; exit status 2."""
-
-
-def guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    """Runs a command and turns what it raises into messages and an exit status."""
-    try:
-        return command(args)
-    except UsageError as error:
-        print(f"graph-opt: error: {error}", file=sys.stderr)
-        return 2
-    except GraphError as error:
-        located = at_location(error, NamedLocation(_shown_name(args.file), 1, 1))
-        print(located, file=sys.stderr)
-        return 1
-    except PassFault as fault:
-        print(f"graph-opt: {fault}", file=sys.stderr)
-        _save_reproducer(fault.before, f"--pipeline '{fault.pass_text}'", args)
-        if args.debug:
-            traceback.print_exc()
-        return 3
-    except BrokenPipeError:
-        raise
-    except MemoryError as error:
-        print(f"{_shown_name(args.file)}:1:1: error: not enough memory: {error}", file=sys.stderr)
-        return 1
-    except Exception as error:
-        print(f"graph-opt: internal error: {type(error).__name__}: {error}", file=sys.stderr)
-        if hasattr(args, "pipeline"):  # the input is a program
-            _save_reproducer(_input_text(args), f"--pipeline '{args.pipeline}'" if args.pipeline else "", args)
-        if args.debug:
-            traceback.print_exc()
-        else:
-            print("this is a fault of graph-opt, please report it (--debug shows more)", file=sys.stderr)
-        return 3
-
-
-def _shown_name(file: str) -> str:
-    return "<stdin>" if file == "-" else file
-
-
-def _save_reproducer(text: str, flags: str, args: argparse.Namespace) -> None:
-    try:
-        handle, path = tempfile.mkstemp(prefix="graph-opt-reproducer-", suffix=".graph")
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(f"// graph-opt THIS-FILE {flags}{' --verify-exec' if getattr(args, 'verify_exec', False) else ''}\n\n{text}")
-    except OSError as error:
-        print(f"(no reproducer could be written: {error})", file=sys.stderr)
-        return
-    print(f"reproducer: {path}", file=sys.stderr)
-
-
-_stdin_text: list[str] = []
-
-
-def _input_text(args: argparse.Namespace) -> str:
-    try:
-        return _stdin_text[0] if args.file == "-" else Path(args.file).read_text(encoding="utf-8", errors="replace")
-    except (OSError, IndexError):
-        return ""
-
-
 def _read(args: argparse.Namespace) -> Module:
-    name = _shown_name(args.file)
+    name = shown_name(args.file)
     if args.file == "-":
         text = decode_text(sys.stdin.buffer.read(), name)
-        _stdin_text[:] = [text]
+        stdin_text[:] = [text]
     else:
         text = decode_text(read_program(args.file), name)
     return parse(text, name)
@@ -205,7 +143,7 @@ def _check_level(module: Module, args: argparse.Namespace) -> None:
     level = level_of(module)
     if LEVELS.index(level) > LEVELS.index(args.emit):
         message = f"the program is at the level '{level}', it can't be emitted as '{args.emit}'"
-        raise GraphError(Diagnostic(message, NamedLocation(_shown_name(args.file), 1, 1), f"--emit {level}"))
+        raise GraphError(Diagnostic(message, NamedLocation(shown_name(args.file), 1, 1), f"--emit {level}"))
 
 
 def _report_passes(manager: PassManager, args: argparse.Namespace) -> None:
@@ -351,20 +289,6 @@ def _size_hint(parameter: Parameter, sizes: dict[str, int]) -> str:
 
 
 # -- flags ---------------------------------------------------------------------------------------------------------
-
-
-def pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
-    """``name=value`` flags as a dictionary."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, mark, value = text.partition("=")
-        name = name.strip().lstrip("%@")
-        if not mark or not name or not value:
-            raise UsageError(f"{flag} {text}: expected NAME=VALUE")
-        if name in found:
-            raise UsageError(f"{flag} {name} is given twice")
-        found[name] = value
-    return found
 
 
 def _shapes(args: argparse.Namespace) -> dict[str, TensorType]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graph_opt.commands import UsageError, pairs
+from graph_opt.guard import UsageError, pairs
 from graph_opt.progress import Progress
 from ir.diagnostics import Diagnostic, GraphError, NamedLocation
 from ir.parser import decode_text
