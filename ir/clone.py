@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ir.core import Block, Graph, Module, Operation, Region, Trivia, Value
 from ir.diagnostics import AnyLocation
+from ir.types import Type
 
 
 def clone_operation(
@@ -34,22 +35,22 @@ def clone_operation(
                 blocks.append((block, copy))
             regions.append(Region(copies))
         for block, copy in blocks:
-            for inner in block:
-                copy.append(clone_operation(inner, mapping, rename, locations))
+            inner = block.first
+            while inner is not None:
+                copy._link(None, clone_operation(inner, mapping, rename, locations))  # it is in no graph yet that knows names
+                inner = inner.next
     get = mapping.get
     loc = op.loc
     if locations is not None and loc is not None:
         loc = locations.get(loc, loc)
     results = op.results
-    clone = Operation(
-        op.definition,
-        [get(u.value, u.value) for u in op.operand_uses],
-        op.attributes,
-        regions,
-        [r.type for r in results],
-        [rename(r.name) for r in results],
-        loc,
-    )
+    if len(results) == 1:  # most operations; written out, since programs have many
+        (result,) = results
+        types: Sequence[Type] = (result.type,)
+        names: Sequence[str] = (rename(result.name),)
+    else:
+        types, names = [r.type for r in results], [rename(r.name) for r in results]
+    clone = Operation(op.definition, [get(u.value, u.value) for u in op.operand_uses], op.attributes, regions, types, names, loc)
     for old, new in zip(results, clone.results, strict=True):
         mapping[old] = new
     return clone

@@ -418,6 +418,10 @@ class Region:
         return self.blocks[0]
 
 
+_SPECIAL = ("", DROPPED)
+"""Names that are not claimed as they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """``1 <= B <= 8`` or ``T mod 16 == 0``: dimensions joined by comparisons."""
@@ -513,13 +517,23 @@ class Graph:
             self._next_suffix.pop(base, None)
 
     def _claim_names(self, op: Operation) -> None:
-        for nested in op.walk():
-            for value in nested.results:
+        names = self.names
+        for value in op.results:
+            if value.name in names or value.name in _SPECIAL:
                 self._claim(value)
-            for region in nested.regions:
+            else:  # most of them; written out, since programs have many
+                names[value.name] = value
+        if op.regions:
+            for region in op.regions:
                 for block in region.blocks:
                     for argument in block.arguments:
                         self._claim(argument)
+            for region in op.regions:
+                for block in region.blocks:
+                    inner = block.first
+                    while inner is not None:
+                        self._claim_names(inner)
+                        inner = inner.next
 
     def _forget_names(self, op: Operation) -> None:
         for nested in op.walk():

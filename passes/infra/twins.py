@@ -27,6 +27,15 @@ _SMALLEST = 4
 """Nests of fewer operations are not worth the trouble."""
 
 
+class _Names(dict[str, str]):
+    """What names of the first nest are for another one; those that passes have derived from a name are derived from that of the other."""
+
+    def __missing__(self, name: str) -> str:
+        base, dot, suffix = name.rpartition(".")
+        found = self[name] = f"{self[base]}.{suffix}" if dot else name
+        return found
+
+
 @dataclass
 class _Nest:
     """One nest of a kind: a mark in front of it, or in its place, that uses what the nest uses of the graph.
@@ -52,7 +61,7 @@ class _Twin(_Nest):
 
     holder: Operation
     trivia: Trivia | None
-    names: dict[str, str] = field(default_factory=dict)
+    names: _Names = field(default_factory=lambda: _Names())
     locations: dict[AnyLocation, AnyLocation] = field(default_factory=dict)
 
 
@@ -281,18 +290,10 @@ class _Copies:
             self._outside(value)
         block, mark, trivia = self.graph.block, self.twin.mark, self.twin.trivia
         for op in ops:
-            copy = block.insert_before(mark, clone_operation(op, self.mapping, self._rename, self.twin.locations))
+            copy = block.insert_before(mark, clone_operation(op, self.mapping, self.twin.names.__getitem__, self.twin.locations))
             if trivia is not None and (copy.regions or op is ops[-1]):
                 copy.trivia = Trivia(trivia.blank_before, trivia.detached, trivia.leading, trivia.trailing)
                 trivia = None
-
-    def _rename(self, name: str) -> str:
-        names = self.twin.names
-        found = names.get(name)
-        if found is None:
-            base, dot, suffix = name.rpartition(".")
-            found = names[name] = f"{self._rename(base)}.{suffix}" if dot else name
-        return found
 
     def _outside(self, value: Value) -> None:
         """Finds what stands for a value from outside; what passes made of values that differ is made again."""
@@ -311,7 +312,7 @@ class _Copies:
         key = _key(op, operands)
         copy = self.derived.get(key)
         if copy is None or self.order.get(copy, -1) > self.order[self.twin.mark]:
-            copy = self.derived[key] = clone_operation(op, dict(self.mapping), self._rename)
+            copy = self.derived[key] = clone_operation(op, dict(self.mapping), self.twin.names.__getitem__)
             self.graph.block.insert_before(_behind(operands, self.graph.block), copy)
         self.mapping.update(zip(op.results, copy.results, strict=True))
 
