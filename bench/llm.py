@@ -71,7 +71,8 @@ class Line:
             if process.returncode or not text:
                 errors.seek(0)
                 said = errors.read().decode(errors="replace").strip().splitlines()
-                self.problem = said[-1] if said else f"the process ended with status {process.returncode}"
+                ended = f"the process ended with status {process.returncode}"
+                self.problem = next((text for text in reversed(said) if "rror: " in text), said[-1] if said else ended)
                 return
         self.whole.append(time.perf_counter() - start)
         self.first.append(first)
