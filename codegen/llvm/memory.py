@@ -91,7 +91,7 @@ def _prefetch(w: Writer, op: Operation) -> None:
     w.checks_indices = True
     function = w.unit.declare("void", "llvm.prefetch.p0", "ptr", "i32 immarg", "i32 immarg", "i32 immarg")
     attributes = op.definition.full_attributes(op.attributes)
-    w.line(f"call void {function}(ptr {pointer}, i32 {int(attributes['write'])}, i32 {attributes['locality']}, i32 1)")  # data, not code
+    w.line(f"call void {function}(ptr {pointer}, i32 {1 if attributes['write'] else 0}, i32 {attributes['locality']}, i32 1)")  # data, not code
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------

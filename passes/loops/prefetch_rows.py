@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ir.builder import Builder
-from ir.core import Graph, Module, Operation
+from ir.core import Graph, Module, Operation, Value
 from ir.dims import product, substitute
 from ir.layout import LAYOUT, IndexExpr
 from ir.opdef import REGISTRY
@@ -161,9 +161,10 @@ def _is_flat(loop: Operation) -> bool:
 def _streams(nest: Operation, row: Operation | None) -> list[Stream]:
     """What moves on with the row, or with the loop if there are no rows, and is touched along the row."""
     found: dict[Memory, list[Site]] = {}
+    computed = [v for op in nest.walk() if op is not nest for v in op.results]  # a hint in front has none of these
     for loop in [nest] if row is None else [op for op in body(nest) if is_loop(op) and tag_of(op) in _ALONG]:
         for op in body(loop):
-            if op.name in _ACCESSES and _moves(accesses(op)[0], loop, row):
+            if op.name in _ACCESSES and _moves(accesses(op)[0], loop, row) and not _depends(accesses(op)[0], computed):
                 (access,) = accesses(op)
                 found.setdefault(memory_of(access.buffer), []).append(Site(loop, access, op.name == "vector.store"))
     return [Stream(sites) for sites in found.values()]
@@ -179,6 +180,11 @@ def _moves(access: Access, loop: Operation, row: Operation | None) -> bool:
     if following - last.expr != bounds.step or any(depends_on(i.expr, [at]) for i in outer):
         return False
     return row is None or any(depends_on(i.expr, [variable(row)]) for i in outer)
+
+
+def _depends(access: Access, values: Collection[Value]) -> bool:
+    """Whether a place goes by one of some values."""
+    return any(depends_on(i.expr, values) for i in access.indices)
 
 
 def _known_bytes(found: Iterable[Access]) -> float:

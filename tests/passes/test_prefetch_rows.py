@@ -134,3 +134,21 @@ def test_whole_programs(target: str) -> None:
     apply(after, passes.replace("prefetch-rows", LARGE))
     assert "prefetch" not in print_module(before) and "write=true" in print_module(after)
     assert_same_runs(before, after, [((r, c), (r, c), (c,)) for r in (0, 1, 5) for c in (1, 16, 63, 64, 65)])
+
+
+def test_rows_that_are_looked_up_get_no_hints() -> None:
+    text = """graph @main(%X: memref<f32[B, 64]>, %I: memref<index[N]>, %Y: memref<f32[N, 64]>) {
+  scf.parallel(%i = 0 to N, tag="row") {
+    %at = memref.load(%I[%i]) : index
+    scf.parallel(%k = 0 to 64 step 16, tag="col.tile") {
+      %x = vector.load(%X[%at, %k:+16]) : vector<f32[1, 16]>
+      vector.store(%x, %Y[%i, %k:+16])
+      yield
+    }
+    yield
+  }
+  return
+}
+"""
+    found = hints(text)
+    assert found and all("%Y[" in hint for hint in found)
