@@ -103,9 +103,10 @@ def _make_native(
     seen = sources if kept is None else kept.observe(sources)
     try:
         with fewer_collections():
-            PassManager(poisoning(passes), watch, seen, fold_twins=True, behind=begin).run(module)
+            manager = PassManager(poisoning(passes), watch, seen, fold_twins=True, behind=begin)
+            manager.run(module)
             watch.progress("machine code")
-            return compile_native(module, module.graphs[name], sources, threads, load_time, None if kept is None else kept.keep)
+            return compile_native(module, module.graphs[name], sources, threads, load_time, None if kept is None else kept.keep, manager.copies)
     finally:
         load_time.wait()
 

@@ -17,6 +17,7 @@ from graph_opt.executable import NativeExecutable
 from graph_opt.load_time import LoadTime, Stored, load_quickly, new_program
 from ir.core import Graph, Module, Operation
 from ir.interpreter import Interpreter
+from ir.structure import Copies
 
 if TYPE_CHECKING:
     from ir.weights import WeightSource
@@ -32,13 +33,14 @@ def compile_native(
     threads: int = 1,
     begun: LoadTime | None = None,
     keep: Keep | None = None,
+    copies: Copies | None = None,
 ) -> NativeExecutable:
     """Machine code for one graph of a module at the level of loops.  ``begun`` are graphs for load time that run already.
 
     Raises GraphError for operations that have no machine code, and for weights that are missing or don't fit.
     """
     loaded: dict[str, NativeProgram] = {}
-    program = make_program(module, graph, sources, threads, begun=begun, loaded=loaded)
+    program = make_program(module, graph, sources, threads, begun=begun, loaded=loaded, copies=copies)
     if keep is not None:
         keep(module, program, loaded)
     return NativeExecutable(module, graph, program, load_quickly)
@@ -66,12 +68,13 @@ def make_program(
     clocks: bool = False,
     begun: LoadTime | None = None,
     loaded: dict[str, NativeProgram] | None = None,
+    copies: Copies | None = None,
 ) -> NativeProgram:
     """The program that :func:`compile_native` makes callable; ``loaded`` receives those that it has run at load time."""
     Interpreter(module, sources).check_sizes(graph, {})
     stored = Ahead(lambda: Stored(module, sources, threads, begun, loaded=loaded).tensors(graph))  # reads and copies, while others compute
     try:
-        text = emit_graph(module, graph, attributes=host_attributes(), features=host_features(), clocks=clocks)
+        text = emit_graph(module, graph, attributes=host_attributes(), features=host_features(), clocks=clocks, copies=copies)
         code = Code.from_program(text.text, text.function)
     finally:
         stored.wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ir.attributes import attribute_key
@@ -11,6 +11,9 @@ from ir.layout import LAYOUT
 
 Structure = tuple[Any, ...]
 """Equal for two operations exactly when one is the other under a renaming of values; see :func:`structure_of`."""
+
+Copies = Mapping[Operation, tuple[Operation, Mapping[Value, Value]]]
+"""Operations that are copies of others, and which values stand in the place of which."""
 
 _END = "end"
 

@@ -21,6 +21,7 @@ from codegen.llvm.turns import work_function
 from codegen.llvm.writer import Unit, Writer
 from ir.core import Graph, Module, Operation
 from ir.diagnostics import Diagnostic, GraphError
+from ir.structure import Copies
 from ir.types import MemRefType, TensorType, UnknownType, type_symbols
 
 
@@ -33,7 +34,13 @@ def mangled(name: str) -> str:
 
 
 def emit_graph(
-    module: Module, graph: Graph, *, attributes: Mapping[str, str] | None = None, features: Collection[str] = (), clocks: bool = False
+    module: Module,
+    graph: Graph,
+    *,
+    attributes: Mapping[str, str] | None = None,
+    features: Collection[str] = (),
+    clocks: bool = False,
+    copies: Copies | None = None,
 ) -> NativeModule:
     """The native code of a graph, as text.
 
@@ -63,6 +70,8 @@ def emit_graph(
     the address of a byte that loops look at; when it is not 0, they ask the function at 208, ``i32 (ptr state, i64 thread)``,
     and end the run unless it says 0.
 
+    ``copies`` are operations of the graph's own block that are known to be like others, which saves a look at them.
+
     Raises GraphError for an operation that native code does not have.
     """
     name = mangled(graph.name)
@@ -72,7 +81,7 @@ def emit_graph(
         unit.space.symbol(symbol)
     unit.space.constrain(graph.constraints)
     results = [_tensor(v.type, graph.return_op) for v in graph.results]
-    main = MainWriter(unit, graph, symbols, clocks)
+    main = MainWriter(unit, graph, symbols, clocks, copies)
     main.run(graph.block)
     functions = [
         _main(unit, main),

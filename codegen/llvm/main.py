@@ -19,6 +19,7 @@ from ir.core import Block, Graph, Operation, Parameter, Value
 from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim
 from ir.layout import AccessArg, layout_of
+from ir.structure import Copies
 from ir.types import MemRefType, TensorType, buffer_of
 
 _READS = ("memref.load", "vector.load")
@@ -77,14 +78,14 @@ def _slot_size(result: Value) -> int:
 class MainWriter(Writer):
     """The function that all threads call."""
 
-    def __init__(self, unit: Unit, graph: Graph, symbols: list[str], clocks: bool = False) -> None:
+    def __init__(self, unit: Unit, graph: Graph, symbols: list[str], clocks: bool = False, copies: Copies | None = None) -> None:
         super().__init__(unit)
         self.graph = graph
         self.clocks = clocks
         self.timed: list[Operation] = []
         self.functions: list[str] = []
         self.known_functions: dict[tuple[str, ...], str] = {}
-        self.known_nests = KnownNests(self)
+        self.known_nests = KnownNests(self, copies or {})
         self.pieces: list[tuple[int, list[Poly]]] = []
         self.workspace_end = "0"
         self.tensors: dict[Value, Buffer] = {}

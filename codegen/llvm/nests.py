@@ -7,6 +7,7 @@ the first one was written must still hold; so its function is right for the othe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from codegen.llvm.native import Site
 from codegen.llvm.types import is_constant
 from codegen.llvm.writer import Writer
 from ir.core import Operation, Value
-from ir.structure import structure_of
+from ir.structure import Copies, Structure, structure_of
 from ir.types import MemRefType, ScalarType
 
 
@@ -44,8 +45,11 @@ class _Written:
 class KnownNests:
     """What the main function ``main`` can call."""
 
-    def __init__(self, main: Writer) -> None:
+    def __init__(self, main: Writer, copies: Copies) -> None:
         self.main = main
+        self.copies = dict(copies)
+        self._skeletons: dict[Operation, tuple[int, list[Value]]] = {}
+        self._numbers: dict[Structure, int] = {}
         self._known: dict[Any, _Written] = {}
         self._asked: tuple[Any, list[Value], frozenset[Any]] | None = None
 
@@ -54,7 +58,7 @@ class KnownNests:
         self._asked = None
         if op.results:
             return None
-        structure, outside = structure_of(op, self._describe)
+        structure, outside = self._structure(op)
         facts = self._facts(outside)
         self._asked = structure, outside, facts
         written = self._known.get(structure)
@@ -74,6 +78,37 @@ class KnownNests:
         places, _ = self._arguments(writer.imported, {})
         types = [t for t, _ in writer.arguments.values()]
         self._known.setdefault(structure, _Written(function, op, outside, writer.imported, places, types, list(writer.sites), facts))
+
+    def _structure(self, op: Operation) -> tuple[Any, list[Value]]:
+        """What is equal for operations that are alike, and the values from outside; of a copy it is known from what it is a copy of."""
+        original, mapping = self._original(op)
+        number, outside = self._skeleton(original)
+        if mapping:
+            outside = [mapping.get(v, v) for v in outside]
+            if len(set(outside)) < len(outside):  # two of the values are one here
+                number, outside = self._skeleton(op)
+        return (number, *map(self._describe, outside)), outside
+
+    def _original(self, op: Operation) -> tuple[Operation, Mapping[Value, Value]]:
+        """What an operation is a copy of, or inside of a copy of; itself otherwise."""
+        found = self.copies.get(op)
+        if found is None:
+            around = op.block.parent.parent if op.block is not None and op.block.parent is not None else None
+            original, mapping = self._original(around) if around is not None else (None, {})
+            if around is None or original is None or original is around:
+                return op, {}
+            for region, other in zip(around.regions, original.regions, strict=True):
+                for block, same in zip(region.blocks, other.blocks, strict=True):
+                    self.copies.update((mine, (theirs, mapping)) for mine, theirs in zip(block, same, strict=True))
+            found = self.copies[op]
+        return found
+
+    def _skeleton(self, op: Operation) -> tuple[int, list[Value]]:
+        found = self._skeletons.get(op)
+        if found is None:
+            structure, outside = structure_of(op, lambda value: None)
+            found = self._skeletons[op] = self._numbers.setdefault(structure, len(self._numbers)), outside
+        return found
 
     def _describe(self, value: Value) -> Any:
         """What has to agree about values from outside for code to be the same."""

@@ -12,6 +12,7 @@ from ir.core import Module
 from ir.diagnostics import GraphError
 from ir.inference import infer_module
 from ir.printer import print_module
+from ir.structure import Copies
 from ir.verifier import verify_module
 from passes.infra.base import Pass, PassContext
 from passes.infra.pipeline import format_pass, pass_name
@@ -75,7 +76,7 @@ class PassManager:
 
     With ``fold_twins`` local passes work on one nest of every kind (:mod:`passes.infra.twins`), which is quicker for deep
     models; names inside of the other nests may come out differently, and statistics count what was worked on.  ``behind`` are
-    functions that look at the module behind a pass of this identity.
+    functions that look at the module behind a pass of this identity.  ``copies`` tells afterwards which nests are copies of others.
     """
 
     passes: Sequence[Pass]
@@ -84,6 +85,7 @@ class PassManager:
     records: list[PassRecord] = field(default_factory=list)
     fold_twins: bool = False
     behind: Mapping[int, Callable[[Module], None]] = field(default_factory=dict)
+    copies: Copies = field(default_factory=dict)
     _generated: dict[Any, WeightSource] = field(default_factory=dict)
     _folding: Folding | None = None
 
@@ -104,6 +106,7 @@ class PassManager:
                 infer_module(module, self.sources)
                 typed = True
             self._fold(module, folded)
+            self.copies = {}
             did = self._run_one(pass_, module)
             changed |= did
             if id(pass_) in self.behind:
@@ -125,7 +128,7 @@ class PassManager:
         if folded and self._folding is None:
             self._folding = fold(module)
         elif not folded and self._folding is not None:
-            self._folding.unfold()
+            self.copies = self._folding.unfold()
             self._folding = None
 
     def _run_one(self, pass_: Pass, module: Module) -> bool:

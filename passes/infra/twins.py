@@ -7,7 +7,7 @@ copies of what became of the first one in their places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from ir.clone import clone_operation
 from ir.core import Block, Graph, Module, Operation, Parameter, Trivia, Value
 from ir.diagnostics import AnyLocation
 from ir.opdef import OpDef
-from ir.structure import Structure, structure_of
+from ir.structure import Copies, Structure, structure_of
 from ir.types import MemRefType, VectorType
 from passes.loops._memory import alias, memory_of
 
@@ -93,8 +93,9 @@ class Folding:
     kinds: list[tuple[Graph, list[_Kind]]] = field(default_factory=list)
     known: set[Operation] = field(default_factory=set)
 
-    def unfold(self) -> None:
-        """Puts copies of what became of the first nest of every kind where the others were."""
+    def unfold(self) -> Copies:
+        """Puts copies of what became of the first nest of every kind where the others were; returns which operations are copies."""
+        copies: dict[Operation, tuple[Operation, Mapping[Value, Value]]] = {}
         for graph, kinds in self.kinds:
             inside = {op for kind in kinds for op in kind.made()}
             order = {op: n for n, op in enumerate(graph.block)}
@@ -103,8 +104,9 @@ class Folding:
                 made = kind.made()
                 used = _values_from_outside(made)
                 for twin in kind.twins:
-                    _Copies(self, graph, kind.first, twin, derived, order).make(made, used)
+                    _Copies(self, graph, kind.first, twin, derived, order).make(made, used, copies)
             self._remove_marks(kinds)
+        return copies
 
     def abandon(self) -> None:
         """Leaves the other nests out for good: for a text that shows where a pass has failed."""
@@ -284,13 +286,15 @@ class _Copies:
         self.derived = derived
         self.mapping: dict[Value, Value] = dict(zip(first.outside(), twin.outside(), strict=True))
 
-    def make(self, ops: list[Operation], used: list[Value]) -> None:
-        """Copies operations to the place of the nest; ``used`` are the values from outside."""
+    def make(self, ops: list[Operation], used: list[Value], copies: dict[Operation, tuple[Operation, Mapping[Value, Value]]]) -> None:
+        """Copies operations to the place of the nest, and notes the copies; ``used`` are the values from outside."""
         for value in used:
             self._outside(value)
         block, mark, trivia = self.graph.block, self.twin.mark, self.twin.trivia
         for op in ops:
             copy = block.insert_before(mark, clone_operation(op, self.mapping, self.twin.names.__getitem__, self.twin.locations))
+            if op.regions:
+                copies[copy] = op, self.mapping
             if trivia is not None and (copy.regions or op is ops[-1]):
                 copy.trivia = Trivia(trivia.blank_before, trivia.detached, trivia.leading, trivia.trailing)
                 trivia = None

@@ -95,3 +95,33 @@ def test_updates_in_place(monkeypatch):
     for start in (3, -1):
         with pytest.raises(graph_opt.GraphError, match="cache_update"):
             executable(x, *caches[0], np.array(start), w)
+
+
+@pytest.mark.parametrize("text", [LAYERS, CACHES])
+def test_known_copies(text):
+    """That nests are copies is known from folding, also of what stands inside of them; the text is the one that a look at them gives."""
+    module = graph_opt.parse(text)
+    manager = PassManager(load_pipeline("cpu"), fold_twins=True)
+    manager.run(module)
+    assert manager.copies or text is LAYERS  # whose layers differ
+    assert emit_graph(module, module.main, copies=manager.copies).text == emit_graph(module, module.main).text
+
+
+@pytest.mark.parametrize("text", [LAYERS, CACHES])
+def test_copies_are_found(text, monkeypatch):
+    """What is said of a copy is what a look at it would say."""
+    from ir.structure import structure_of
+
+    module = graph_opt.parse(text)
+    manager = PassManager(load_pipeline("cpu"), fold_twins=True)
+    manager.run(module)
+    structure = KnownNests._structure
+
+    def checked(self, op):
+        key, outside = structure(self, op)
+        assert outside == structure_of(op, lambda v: None)[1]
+        assert structure_of(op, lambda v: None)[0] == structure_of(self._original(op)[0], lambda v: None)[0]
+        return key, outside
+
+    monkeypatch.setattr(KnownNests, "_structure", checked)
+    emit_graph(module, module.main, copies=manager.copies)
