@@ -138,7 +138,8 @@ class Packed(Source):
 
     def __init__(self, weights: Weights, panel: Dim) -> None:
         self.weights, self.panel = weights, panel
-        self.low, self.four = number(_LOW, i32, "low"), number(4, i32, "four")
+        if weights.format.bits == 4:
+            self.low, self.four = number(_LOW, i32, "low"), number(4, i32, "four")
 
     def words(self, block: Dim, column: Dim, count: int) -> Iterator[tuple[int, Value]]:
         halves = self.weights.format.bits == 4
