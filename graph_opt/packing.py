@@ -101,12 +101,28 @@ def pack(matrices: Sequence[NDArray[Any]], threads: int = 1, packed: NDArray[np.
     return packed
 
 
-def unmapped(array: NDArray[Any]) -> NDArray[Any]:
-    """An array that needs no file: a copy where it lies in a mapped one, which others may cut off, and which takes memory itself."""
+def mapping_of(array: NDArray[Any]) -> mmap.mmap | None:
+    """The mapped file that an array lies in, if any."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
-    if not isinstance(base.obj if isinstance(base, memoryview) else base, mmap.mmap):
+    base = base.obj if isinstance(base, memoryview) else base
+    return base if isinstance(base, mmap.mmap) else None
+
+
+def let_go(array: NDArray[Any]) -> None:
+    """Gives back the memory in which the system holds a mapped array; it is read from the file again if it is needed."""
+    mapping = mapping_of(array)
+    if mapping is None or not array.flags.c_contiguous or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = array.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
+    start = begin - begin % mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_DONTNEED, start, begin + array.nbytes - start)
+
+
+def unmapped(array: NDArray[Any]) -> NDArray[Any]:
+    """An array that needs no file: a copy where it lies in a mapped one, which others may cut off, and which takes memory itself."""
+    if mapping_of(array) is None:
         return array
     copy = aligned_bytes(array.nbytes)[: array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
@@ -132,3 +148,5 @@ class LoadTimeInterpreter(Interpreter):
         matrices = [environment.arrays[v] for v in op.operands]
         environment.dtypes[op.result] = u8
         environment.arrays[op.result] = pack(matrices, self.threads, self._places.get(op.result))
+        for matrix in matrices:
+            let_go(matrix)

@@ -50,7 +50,8 @@ def clone_operation(
         names: Sequence[str] = (rename(result.name),)
     else:
         types, names = [r.type for r in results], [rename(r.name) for r in results]
-    clone = Operation(op.definition, [get(u.value, u.value) for u in op.operand_uses], op.attributes, regions, types, names, loc)
+    clone = Operation(op.definition, [get(u.value, u.value) for u in op.operand_uses], None, regions, types, names, loc)
+    clone.attributes = op.attributes  # never changed, see Operation.set_attribute
     for old, new in zip(results, clone.results, strict=True):
         mapping[old] = new
     return clone

@@ -165,7 +165,7 @@ class Operation:
         self.definition = definition
         self.operand_uses = [Use(v, self, i) for i, v in enumerate(operands)]
         self.results = _make_results(self, result_types, result_names) if result_types else ()
-        self.attributes: dict[str, Attribute] = dict(attributes) if attributes else EMPTY  # type: ignore[assignment]
+        self.attributes: Mapping[str, Attribute] = dict(attributes) if attributes else EMPTY
         self.regions = tuple(regions)
         for region in self.regions:
             region.parent = self
@@ -219,9 +219,8 @@ class Operation:
         return self.definition.attribute_default(name)
 
     def set_attribute(self, name: str, value: Attribute) -> None:
-        if self.attributes is EMPTY:
-            self.attributes = {}
-        self.attributes[name] = value
+        """Gives an attribute a value; copies of the operation may share the others, so the mapping itself is never changed."""
+        self.attributes = {**self.attributes, name: value}
 
     def walk(self) -> Iterator[Operation]:
         """This operation and all inside its regions, in order; those of a block may be erased and inserted meanwhile."""

@@ -6,7 +6,7 @@ differs and what can't be done; :class:`Emitter` then writes the body again, wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,7 +257,7 @@ class Emitter:
         self,
         definition: OpDef,
         operands: Sequence[Value],
-        attributes: dict[str, Any],
+        attributes: Mapping[str, Any],
         types: Sequence[Type],
         names: Sequence[str] = (),
         regions: Sequence[Region] = (),
@@ -345,7 +345,7 @@ class Emitter:
 
     def _plain(self, op: Operation) -> None:
         """An elementwise operation, or one that is the same in all lanes."""
-        attributes: dict[str, Any] = op.attributes
+        attributes: Mapping[str, Any] = op.attributes
         if LAYOUT in attributes:
             operands, layout = self.relocate(op)
             attributes = {**attributes, LAYOUT: layout}

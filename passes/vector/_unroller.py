@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -427,7 +427,7 @@ class Unroller(Pieces):
                 self._region(region.block)
             block.insert_before(anchor, op)
             return
-        attributes: dict[str, Any] = op.attributes
+        attributes: Mapping[str, Any] = op.attributes
         operands = op.operands
         if op.definition.full_name == "scf.for":
             operands, layout = self._expanded(op)

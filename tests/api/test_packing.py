@@ -12,7 +12,7 @@ import pytest
 import graph_opt
 from codegen.llvm.emit import emit_graph
 from dialects.graph.digits import FORMATS, ROWS, pack_rows
-from graph_opt.packing import LoadTimeInterpreter, pack, program_text, unmapped
+from graph_opt.packing import LoadTimeInterpreter, let_go, pack, program_text, unmapped
 from ir.interpreter import Interpreter
 from ir.types import DTYPES
 
@@ -100,3 +100,18 @@ def test_arrays_of_mapped_files_are_copied(tmp_path: Path) -> None:
     mapping.close()
     own = np.zeros((2, 3))
     assert unmapped(own) is own and unmapped(own.T).base is own
+
+
+def test_mapped_arrays_can_be_let_go_and_read_again(tmp_path: Path) -> None:
+    content = np.random.default_rng(0).integers(0, 256, 5 * mmap.PAGESIZE + 100, np.uint8)
+    path = tmp_path / "bytes"
+    path.write_bytes(content.tobytes())
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    for start, count in ((0, 10), (100, 3 * mmap.PAGESIZE), (5 * mmap.PAGESIZE, 100)):
+        array = np.frombuffer(mapping, np.uint8, count, start)
+        let_go(array)
+        assert np.array_equal(array, content[start : start + count])
+    own = np.ones(5)
+    let_go(own)
+    assert np.array_equal(own, np.ones(5))
