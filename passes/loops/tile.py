@@ -72,6 +72,9 @@ class Tile(Pass):
     ``outside``; for others the last size is taken.  Wide tiles have few rows, and read what they share more often.  Loops
     of less than two tiles have the choice in any case: there a remainder would be much of the work.
 
+    ``few=6`` is for loops that are known to have so many rounds of the loop ``outside``, or less, or none around them: rows do not
+    fill a tile then, so it is the widest size that divides the extent.  More sums at a time wait for memory together.
+
     ``across=16`` is the size for loops that read what is lines apart, each line along another loop, while there is no loop
     ``outside`` that reads it again: few lines at a time are read well.  What is stored with the program does not count,
     which ``pack`` puts in order.
@@ -94,6 +97,8 @@ class Tile(Pass):
     """tag of the loop that the new one goes around; empty for the old one"""
     rounds: int = 0
     """of several sizes the last, unless the loop ``outside`` is known to have so many rounds"""
+    few: int = 0
+    """up to so many rounds of the loop ``outside``, the widest size that divides; 0 for no difference"""
     across: int = 0
     """rounds of a tile that goes across lines; 0 for no difference"""
     area: int = 0
@@ -147,12 +152,23 @@ class Tile(Pass):
             return self.size[-1]
         free = known < _FEW_TILES * self.size[-1] or self._has_rounds(place) or (tag_of(place) != self.outside and _reads_lines(loop))
         sizes = self.size if free else self.size[-1:]
+        if self._has_few(place) and not (tag_of(place) != self.outside and _reads_lines(loop)):
+            sizes = (*sorted(self.size, reverse=True), self.size[-1])
         size = next((s for s in sizes if known % s == 0), sizes[-1])
         return min(size, max(1, -(-known // 16)) * 16)
 
     def _has_rounds(self, place: Operation) -> bool:
         around = single_range(place) if tag_of(place) == self.outside else None
         return not self.rounds or (around is not None and (static_extent(around) or 0) >= self.rounds)
+
+    def _has_few(self, place: Operation) -> bool:
+        """Whether the loop ``outside`` is known to have few rounds; a loop that stands in none is one round of it."""
+        if tag_of(place) != self.outside:
+            outer = parent_loop(place)
+            return self.few > 0 and (outer is None or tag_of(outer) != self.outside)
+        around = single_range(place)
+        known = static_extent(around) if around is not None else None
+        return known is not None and known <= self.few
 
     def _limited(self, loop: Operation, size: int) -> int:
         outer = parent_loop(loop)

@@ -152,6 +152,19 @@ def test_kinds_of_loops_stay() -> None:
     assert (kind("reduce.tile"), kind("col.tile")) == (["scf.for"], ["scf.parallel"])
 
 
+FEW = [("1", "192", 64), ("6", "192", 64), ("7", "192", 48), ("M", "192", 48), ("4", "96", 48), ("4", "100", 48), ("4", "N", 48)]
+
+
+@pytest.mark.parametrize(("m", "n", "size"), FEW)
+def test_few_rows(m: str, n: str, size: int) -> None:
+    """Rows that do not fill a tile leave the choice, and the widest size that divides is taken."""
+    text = matmul(m, n, "3")
+    after = optimize(text, "tile{loop=n, size=[48, 64, 48], outside=m, rounds=48, few=6}")
+    assert f"step {size}, tag=\"n.tile\"" in print_module(after)
+    rows, columns = int(m.replace("M", "2")), int(n.replace("N", "50"))
+    assert_same_runs(load(text), after, [((rows, 3), (3, columns), (columns,))])
+
+
 @pytest.mark.parametrize(("n", "rows"), [("48", 8), ("64", 6), ("96", 8), ("640", 6), ("7", 8)])
 def test_area(n: str, rows: int) -> None:
     """What the registers hold: 8 rows of 48 columns, 6 of 64."""
