@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     OnOperation = Callable[[Operation, Sequence[Any]], None]
 
 
+_NUMBERS = (np.generic, int, float)
+
+
 class Executable(ABC):
     """Runs one graph of a module.
 
@@ -147,6 +150,17 @@ class NativeExecutable(Executable):
         self._program = program
         self._entry = make_entry(program, self._call, self._fail, load)
         self.__call__ = self._call if self._entry is None else self._entry.callable  # type: ignore[method-assign]
+
+    def _call(self, /, *args: ArrayLike, **kwargs: Any) -> Any:
+        """What the compiled function doesn't take.  Numbers become arrays, with which it is tried once more."""
+        parameters = self.graph.parameters
+        if self._entry is not None and len(args) == len(parameters) and any(isinstance(a, _NUMBERS) for a in args):
+            changed = [
+                plain_array(a, p.name, p.loc) if isinstance(a, _NUMBERS) and not p.inout else a for a, p in zip(args, parameters, strict=True)
+            ]
+            if not any(isinstance(a, _NUMBERS) for a in changed):
+                return self._entry.callable(*changed, **kwargs)
+        return super()._call(*args, **kwargs)
 
     def _run(self, arrays: Arrays, on_operation: OnOperation | None, out: Arrays | None) -> Arrays:
         results = self._program.run(arrays, out=out)

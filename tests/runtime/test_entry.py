@@ -480,3 +480,27 @@ def test_a_forked_child() -> None:
     slow = caller.slow
     np.testing.assert_array_equal(caller.call(x), x + x[::-1])
     assert caller.slow == slow + 1
+
+
+def test_numbers_take_the_fast_path_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    import graph_opt
+
+    text = "graph @main(%p: i64[], %c: i64[T] inout) -> i64[T] {\n  %n = reshape(%p, shape=[1])\n  %d = cache_update(%c, %n, %p, axis=0)\n  return %d\n}\n"
+    program = graph_opt.compile(graph_opt.parse(text))
+    cache = np.zeros(4, np.int64)
+    program(np.array(0), cache)  # brings the workspace
+
+    def slow(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the slow path")
+
+    monkeypatch.setattr(NativeExecutable, "run", slow)
+    for position in (np.int64(1), 2):
+        assert program(position, cache)[position] == position
+    assert cache.tolist() == [0, 1, 2, 0]
+    monkeypatch.undo()
+    with pytest.raises(GraphError, match=r"%p is i64\[\], but the array is f64\[\]"):
+        program(1.0, cache)
+    with pytest.raises(GraphError, match="%c is inout: it takes a numpy array, found int"):
+        program(1, 5)
+    with pytest.raises(GraphError, match="past the capacity of 4"):
+        program(np.int64(4), cache)
