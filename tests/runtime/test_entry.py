@@ -485,7 +485,8 @@ def test_a_forked_child() -> None:
 def test_numbers_take_the_fast_path_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     import graph_opt
 
-    text = "graph @main(%p: i64[], %c: i64[T] inout) -> i64[T] {\n  %n = reshape(%p, shape=[1])\n  %d = cache_update(%c, %n, %p, axis=0)\n  return %d\n}\n"
+    text = "graph @main(%p: i64[], %c: i64[T] inout) -> i64[T] {\n  %n = reshape(%p, shape=[1])\n"
+    text += "  %d = cache_update(%c, %n, %p, axis=0)\n  return %d\n}\n"
     program = graph_opt.compile(graph_opt.parse(text))
     cache = np.zeros(4, np.int64)
     program(np.array(0), cache)  # brings the workspace
