@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from dialects.arith.comparison import cmpf, cmpi, select
 from dialects.arith.floats import addf, divf, maximumf, mulf, subf
@@ -52,6 +51,8 @@ LANES = 16
 """Keys of a step inside a block; the same for every machine, as sums are in 16 lanes."""
 MOST = 1 << 16
 """Numbers of a tile: its queries and what becomes of them are on the stack."""
+Hints = Callable[[Dim, Dim], None]
+"""Gives the hints that belong to a place in the work: a key (of a panel), and one of its numbers."""
 LOWEST = -3.4028234663852886e38
 """What the largest score starts from, so that a query that sees no key gives zeros."""
 
@@ -212,14 +213,22 @@ class Nests:
 
     # -- scores ----------------------------------------------------------------------------------------------------
 
-    def products(self, q: Value, at: Dim, panel: Callable[[Dim, Dim, int], Value], start: Dim, stop: Dim, width: int, prepare: Any = None) -> None:
-        """Scores of the keys from ``start`` to ``stop``, ``width`` at a time; ``panel`` loads some of the keys' d-th numbers."""
+    def products(
+        self, q: Value, at: Dim, panel: Callable[[Dim, Dim, int], Value], start: Dim, stop: Dim, width: int,
+        prepare: Callable[[Dim], None] | None = None, hints: Hints | None = None,
+    ) -> None:  # fmt: skip
+        """Scores of the keys from ``start`` to ``stop``, ``width`` at a time; ``panel`` loads some of the keys' d-th numbers.
+
+        ``prepare`` is called for each of these blocks, ``hints`` for each number of it.
+        """
 
         def one(p: Dim) -> None:
             if prepare is not None:
                 prepare(p)
 
             def add(d: Dim, total: Value) -> Value:
+                if hints is not None:
+                    hints(p, d)
                 return fma(load(q, (at, self.rows), d, keep=True, name="q"), panel(p, d, width), total, name="sum")  # type: ignore[no-any-return]
 
             (found,) = loop("d", 0, self.problem.width, 1, add, [filled(self.zero, self.rows, width)], result="score")
@@ -306,14 +315,22 @@ class Nests:
 
     # -- values and joining ----------------------------------------------------------------------------------------
 
-    def weighted(self, batch: Dim, head: Dim, block: Dim, count: Dim, columns: int, use: Callable[[Value, Dim, int], None]) -> None:
-        """The values of a block, weighted and added up: ``use`` gets some columns of it, where they begin, and how many they are."""
+    def weighted(
+        self, batch: Dim, head: Dim, block: Dim, count: Dim, columns: int, use: Callable[[Value, Dim, int], None],
+        hints: Callable[[Dim, Dim, int], None] | None = None,
+    ) -> None:  # fmt: skip
+        """The values of a block, weighted and added up: ``use`` gets some columns of it, where they begin, and how many they are.
+
+        ``hints`` is called for each value and some columns of it.
+        """
         v, width = self.problem.v, self.problem.value_width
 
         def one(column: Dim, columns: int) -> None:
             def add(j: Dim, total: Value) -> Value:
                 weight = load(self.scores, (0, self.rows), j, keep=True, name="weight")
                 value = load(v.buffer, *v.at(batch, head, block + j, (column, columns)), name="value")
+                if hints is not None:
+                    hints(j, column, columns)
                 return fma(weight, value, total, name="sum")  # type: ignore[no-any-return]
 
             (found,) = loop("j", 0, count, 1, add, [filled(self.zero, self.rows, columns)], result="weighted")
@@ -364,16 +381,19 @@ class Nests:
 
     # -- keys by columns -------------------------------------------------------------------------------------------
 
-    def turn(self, batch: Dim, head: Dim, first: Dim, count: Dim, target: Value, places: Sequence[Dim]) -> None:
+    def turn(self, batch: Dim, head: Dim, first: Dim, count: Dim, target: Value, places: Sequence[Dim], hints: Hints | None = None) -> None:
         """A panel: a row of ``columns`` for each number of the keys from ``first`` on; zeros behind the ``count`` keys that there are.
 
-        ``count`` is a multiple of ``LANES``, except where it ends with the last key.
+        ``count`` is a multiple of ``LANES``, except where it ends with the last key.  ``hints`` is called for each square: ``LANES``
+        keys and numbers.
         """
         k, width = self.problem.k, self.problem.width
 
         def square(j: Dim, d: Dim, size: int) -> None:
             found = load(k.buffer, *k.at(batch, head, (first + j, LANES), (d, size)), name="keys")
             store(transpose(found, perm=(1, 0), name="turned"), target, *places, (d, size), (j, LANES))
+            if hints is not None:
+                hints(j, d)
 
         def keys(j: Dim) -> None:
             whole = width - width % LANES

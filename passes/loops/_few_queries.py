@@ -6,8 +6,9 @@ from dialects.arith.floats import mulf
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv, mod
 from ir.types import f32
+from passes.linalg._views import View
 from passes.loops._attention import KEYS, LANES, Nests, Problem, Sight
-from passes.loops._blocks import alloc, least, load, loop, most, parallel, reshaped, store
+from passes.loops._blocks import alloc, least, load, loop, most, parallel, prefetch, reshaped, store
 
 
 def most_queries(group: int, rows: int) -> int:
@@ -18,6 +19,54 @@ def most_queries(group: int, rows: int) -> int:
 def _padded(size: int) -> int:
     """Numbers in whole lines of memory, which no two threads write; what a block has is a multiple of ``KEYS`` bytes then."""
     return -(-size // 32) * 32
+
+
+class Ahead:
+    """Hints for the keys and values of the next block, which are spread over all that is done with this one.
+
+    The memory of a cache is read once for each query, and there is much more to wait for than to compute.  Hints in a burst would wait
+    for each other, and while there are none, memory has nothing to do.  So half of them are given while keys are turned (which takes
+    about half of the time), a quarter with the products, and a quarter while values are added up.  They ask for the cache behind the
+    nearest one, which has room for a block and more loads under way.  Beyond the last key, hints are for that key itself: it is near.
+    """
+
+    def __init__(self, problem: Problem, batch: Dim, head: Dim, block: Dim, keys: Dim, columns: int) -> None:
+        self.problem, self.batch, self.head, self.columns = problem, batch, head, columns
+        self.next, self.last = block + KEYS, keys - 1
+        self.alike = problem.width == problem.value_width
+
+    def turning(self, key: Dim, d: Dim) -> None:
+        """With a square of ``LANES`` keys: half as many keys and values, of the first half of the block."""
+
+        def row(r: Dim) -> None:
+            place = self._row(floordiv(key, 2) + r)
+            self._hint(self.problem.k, place, d, 1)
+            if self.alike:
+                self._hint(self.problem.v, place, d, 1)
+
+        loop("ahead", 0, LANES // 2, 1, row)
+
+    def multiplying(self, key: Dim, d: Dim) -> None:
+        """With a number of ``columns`` keys: so that ``LANES`` numbers make half as many keys, of the second half of the block."""
+        first = KEYS // 2 + floordiv(key, 2) + floordiv(self.columns * mod(d, LANES), 2 * LANES)
+        for r in range(max(1, self.columns // (2 * LANES))):
+            self._hint(self.problem.k, self._row(first + r), d, 1)
+
+    def adding(self, key: Dim, column: Dim, columns: int) -> None:
+        """With some columns of a value: half of those of a value of the second half; all of one, where no other hints were given."""
+        if not self.alike:
+            self._hint(self.problem.v, self._row(key), column, columns)
+        elif columns < 2 * LANES:
+            self._hint(self.problem.v, self._row(KEYS // 2 + floordiv(key, 2)), column, columns)
+        else:
+            half = columns // 2
+            self._hint(self.problem.v, self._row(KEYS // 2 + floordiv(key, 2)), column + half * mod(key, 2), half)
+
+    def _row(self, row: Dim) -> Dim:
+        return least("ahead", self.next + row, self.last)
+
+    def _hint(self, view: View, row: Dim, column: Dim, columns: int) -> None:
+        prefetch(view.buffer, *view.at(self.batch, self.head, row, (column, columns)), locality=2)
 
 
 class Decode(Nests):
@@ -53,15 +102,21 @@ class Decode(Nests):
         q, panels = alloc("q.tile", f32, self.rows, p.width), alloc("keys.panel", f32, KEYS // self.columns, p.width, self.columns)
         count = most("count", least("at.most", sight.keys - block, KEYS), 0)
 
+        more = not isinstance(p.keys, int) or p.keys > KEYS
+        ahead = Ahead(p, b, h, block, sight.keys, self.columns) if more else None
+
         def turned(at: Dim) -> None:
             first = block + at
             there = least("some", LANES * ceildiv(count - at, LANES), p.keys - first, self.columns)
-            self.turn(b, h, first, there, panels, (floordiv(at, self.columns),))
+            hints = None if ahead is None else lambda j, d: ahead.turning(at + j, d)
+            self.turn(b, h, first, there, panels, (floordiv(at, self.columns),), hints)
 
         loop("p", 0, count, self.columns, turned)
-        loop("s", 0, self.rounds, 1, lambda s: self._round(b, h, n, s, sight, count, q, panels))
+        loop("s", 0, self.rounds, 1, lambda s: self._round(b, h, n, s, sight, count, q, panels, ahead))
 
-    def _round(self, b: Dim, h: Dim, n: Dim, s: Dim, sight: Sight, count: Dim, q: Value, panels: Value) -> None:
+    def _round(
+        self, b: Dim, h: Dim, n: Dim, s: Dim, sight: Sight, count: Dim, q: Value, panels: Value, ahead: Ahead | None
+    ) -> None:  # fmt: skip
         p, block = self.problem, KEYS * n
         if p.q.is_plain and self.rounds == 1:
             rows = reshaped(p.q.buffer, p.batch, p.key_heads, self.rows, p.width)
@@ -77,13 +132,17 @@ class Decode(Nests):
         def panel(at: Dim, d: Dim, width: int) -> Value:
             return load(panels, floordiv(at, self.columns), d, (0, width), name="key")
 
-        self.products(q, 0, panel, 0, count, self.columns)
+        self.products(q, 0, panel, 0, count, self.columns, hints=None if ahead is None else ahead.multiplying)
         self.apply_mask(b, block, count, lambda r: self._place(h, s, r), alike=p.group == 1)
         self.hide(sight, self.steps * s, block, count)
         self.exponentials(count)
         for found, target in zip(self._of_block(), (self.all_most, self.all_sums), strict=True):
             store(found, target, b, h, n, s, (0, self.lanes_of_rows))
-        self.weighted(b, h, block, count, self.columns, lambda o, c, size: store(o, self.all_values, b, h, n, s, (0, self.rows), (c, size)))
+
+        def keep(values: Value, column: Dim, columns: int) -> None:
+            store(values, self.all_values, b, h, n, s, (0, self.rows), (column, columns))
+
+        self.weighted(b, h, block, count, self.columns, keep, None if ahead is None else ahead.adding)
 
     def _join(self, b: Dim, h: Dim, s: Dim) -> None:
         p = self.problem

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from pass_checks import apply, load
 
 import graph_opt
-from ir.core import Module
+from dialects._access import element
+from dialects.memref import Prefetch
+from ir.core import Module, Operation
 from ir.dims import substitute
 from ir.interpreter import Interpreter
+from ir.layout import AccessArg, layout_of
 from ir.types import VectorType
 from passes.infra.verify_exec import same_bits
 from passes.pipelines import PRESETS
@@ -190,3 +195,35 @@ def test_layers_have_constants_in_common() -> None:
     names = [op.name for op in module.main.block]
     assert names.count("scf.if") == 2 and names.count("vector.step") == 1 and names.count("memref.load") - 4 == 1
     assert sum(isinstance(op.result.type, VectorType) for op in module.main.block if op.name == "arith.constant") == 1
+
+
+@pytest.mark.parametrize("columns", [16, 32, 128])
+@pytest.mark.parametrize(("width", "value_width"), [(16, 16), (80, 80), (32, 64), (48, 24)])
+def test_the_next_block_is_asked_for(width: int, value_width: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a block is worked on, all lines of the next one; in the last block nothing but the last key, however long the cache is."""
+    length, size = 128 + 100, 300
+    text = f"""graph @main(
+      %q: f32[2, S, {width}], %k: f32[1, {size}, {width}], %v: f32[1, {size}, {value_width}], %length: i64[]
+    ) -> f32[2, S, {value_width}] where 1 <= S, S <= {size} {{
+      %o = attention(%q, %k, %v, length=%length, causal=true)
+      return %o
+    }}"""
+    module = lowered(text, PRESETS["cpu"].split(",lower-attention")[0] + f",lower-attention{{rows=12, columns={columns}}}")
+    asked: dict[str, list[tuple[int, int]]] = {}
+
+    def note(self: Prefetch, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
+        access = layout_of(op)[0]
+        assert isinstance(access, AccessArg) and op.attributes["locality"] == 2
+        *_, row, column = element(access, operands, environment.names)
+        asked.setdefault(op.operand_uses[access.position].value.name, []).append((row, column // 16))
+        return ()
+
+    monkeypatch.setattr(Prefetch, "execute", note)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(s, dtype=np.float32) for s in ((2, 1, width), (1, size, width), (1, size, value_width)))
+    Interpreter(module).run(module.main, [q, k, v, np.array(length)])
+    assert len(asked) == 2
+    for (name, found), numbers in zip(sorted(asked.items()), (width, value_width), strict=True):
+        lines = {(row, line) for row in range(128, length) for line in range(-(-numbers // 16))}
+        assert set(found) == lines, name
+        assert all(found.count(place) <= 2 for place in lines if place[0] != length - 1), name
