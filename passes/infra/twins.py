@@ -22,7 +22,7 @@ from passes.loops._memory import alias, memory_of
 
 FENCE = OpDef("fence", "builtin", (), (), None, None, "Marks a place in a graph while nests are folded.", pure=False, result_count=0)
 
-_BUFFERS = ("memref.alloc", "memref.reshape")
+_ERASED = ("arith.constant", "memref.alloc", "memref.reshape")
 _SMALLEST = 4
 """Nests of fewer operations are not worth the trouble."""
 
@@ -116,12 +116,18 @@ class Folding:
     def _remove_marks(self, kinds: list[_Kind]) -> None:
         for kind in kinds:
             for mark in kind.marks():
+                used = mark.operands
                 mark.erase()
+                for value in used:
+                    _erase_unused(value)
             for twin in kind.twins:
                 twin.holder.set_operands([])
                 for value, first in zip(twin.private, kind.first.private, strict=True):
                     if first.defining_op is None:  # it was erased, since nothing reads it
-                        _erase_buffer(value)
+                        for user in value.users:
+                            if user.definition.full_name == "memref.reshape" and not user.result.has_uses:
+                                user.erase()
+                        _erase_unused(value)
 
 
 def fold(module: Module) -> Folding:
@@ -259,9 +265,10 @@ def _values_from_outside(ops: list[Operation]) -> list[Value]:
     return list(dict.fromkeys(u.value for op in ops for inner in op.walk() for u in inner.operand_uses if u.value not in made))
 
 
-def _erase_buffer(value: Value) -> None:
+def _erase_unused(value: Value) -> None:
+    """Erases a constant or a buffer that only a mark has still used: passes erase what nobody uses behind them."""
     op = value.defining_op
-    while op is not None and op.block is not None and op.definition.full_name in _BUFFERS and not op.results[0].has_uses:
+    while op is not None and op.block is not None and op.definition.full_name in _ERASED and not op.results[0].has_uses:
         source = op.operands[0].defining_op if op.operand_uses else None
         op.erase()
         op = source
