@@ -97,6 +97,7 @@ class Step(Case):
         """A call that puts the same tokens behind those in the cache."""
         model = loaded(self.precision, threads)
         cache = model.program.new_cache(CAPACITY)
+        cache.reserve(self.known + self.count)
         logits = np.empty(VOCABULARY, np.float32)
         ids = np.array(self.ids, np.int64)
         for start in range(0, self.known, 512):

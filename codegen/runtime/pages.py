@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,36 @@ LARGE_PAGE = 2 << 20
 
 _WORTHWHILE = 512 << 10
 """Less than this stays on ordinary pages: a large one is taken whole."""
+
+
+_COLLAPSE = 25
+"""MADV_COLLAPSE of Linux 6.1 and later, for which Python has no name."""
+
+
+class Untouched:
+    """Zeros that take memory where something is written: ``bytes``, from the beginning of a large page on.
+
+    They are on ordinary pages until somebody says that most will be used.  Raises MemoryError.
+    """
+
+    def __init__(self, size: int) -> None:
+        whole = -(-size // LARGE_PAGE) * LARGE_PAGE + LARGE_PAGE
+        self._pages = _mapped(whole)
+        raw = np.frombuffer(self._pages, np.uint8)
+        self._start = -raw.ctypes.data % LARGE_PAGE
+        self._end = self._start + size
+        self.bytes = raw[self._start : self._end]
+
+    def enlarge(self) -> None:
+        """Puts them on large pages, also what is written already: all of them may be taken then.
+
+        A system that doesn't have such pages, or can't change those that are in use, leaves them.
+        """
+        size = (self._end - self._start) // LARGE_PAGE * LARGE_PAGE
+        for advice in (getattr(mmap, "MADV_HUGEPAGE", None), _COLLAPSE):
+            if size and sys.platform == "linux" and advice is not None:
+                with contextlib.suppress(OSError):
+                    self._pages.madvise(advice, self._start, size)
 
 
 def aligned_bytes(size: int) -> NDArray[Any]:
@@ -50,12 +81,19 @@ def aligned_arrays(types: Sequence[tuple[tuple[int, ...], Any]]) -> list[NDArray
 
 def _on_large_pages(size: int) -> NDArray[Any]:
     whole = -(-size // LARGE_PAGE) * LARGE_PAGE + LARGE_PAGE
-    try:
-        pages = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"{whole} bytes") from error
+    pages = _mapped(whole)
     with contextlib.suppress(OSError):  # a kernel without large pages: ordinary ones do
         pages.madvise(mmap.MADV_HUGEPAGE)
     raw = np.frombuffer(pages, np.uint8)
     start = -raw.ctypes.data % LARGE_PAGE
     return raw[start : start + size]
+
+
+def _mapped(size: int) -> mmap.mmap:
+    """Pages of zeros of our own."""
+    try:
+        if sys.platform == "win32":
+            return mmap.mmap(-1, size)
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes") from error

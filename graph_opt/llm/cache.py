@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from codegen.runtime.abi import ALIGNMENT
+from codegen.runtime.pages import Untouched
 from ir.types import TensorType, substitute_type
 
 if TYPE_CHECKING:
@@ -17,16 +16,29 @@ if TYPE_CHECKING:
     from ir.core import Graph
 
 
+LARGE_FROM = 4
+"""A cache goes to large pages when one n-th of its capacity is used: it takes at most n times the memory then."""
+
+
 class KeyValueCache:
     """The arrays that a model's graph updates in place, and the tokens that they hold.
 
-    They are pages of zeros that the system has not given yet: memory is taken where something is written, not by the capacity.
+    They are pages of zeros that the system has not given yet: memory is taken where something is written, not by the capacity.  When a
+    quarter of the capacity is used, all of it goes to large pages: many keys on ordinary ones take a tenth longer to read, or more.
     """
 
     def __init__(self, graph: Graph, capacity: int, dimension: str) -> None:
         self.ids: list[int] = []
         types = [substitute_type(p.type, {dimension: capacity}) for p in graph.parameters if p.inout]
-        self.arrays = _zeros([t for t in types if isinstance(t, TensorType)])
+        self._memory, self.arrays = _zeros([t for t in types if isinstance(t, TensorType)])
+        self._worthwhile = capacity // LARGE_FROM
+        self._is_large = False
+
+    def reserve(self, count: int) -> None:
+        """To be called before so many tokens are in it; only time depends on it."""
+        if count >= self._worthwhile and not self._is_large:
+            self._is_large = True
+            self._memory.enlarge()
 
     def common(self, ids: Sequence[int]) -> int:
         """How many tokens at the beginning of ``ids`` it holds."""
@@ -36,13 +48,13 @@ class KeyValueCache:
         return min(len(self.ids), len(ids))
 
 
-def _zeros(types: Sequence[TensorType]) -> list[NDArray[Any]]:
-    """Arrays of zeros, each from the beginning of a page (``numpy.zeros`` would write into memory that was used before)."""
+def _zeros(types: Sequence[TensorType]) -> tuple[Untouched, list[NDArray[Any]]]:
+    """Arrays of zeros, side by side, and what they are in."""
     shapes = [tuple(int(str(d)) for d in t.shape) for t in types]
     sizes = [math.prod(s) * t.dtype.numpy.itemsize for s, t in zip(shapes, types, strict=True)]
     starts = [0]
     for size in sizes:
-        starts.append(starts[-1] + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
-    memory = np.frombuffer(mmap.mmap(-1, max(starts[-1], 1)), np.uint8)
+        starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+    memory = Untouched(starts[-1])
     places = zip(starts[:-1], sizes, shapes, types, strict=True)
-    return [memory[at : at + size].view(t.dtype.numpy).reshape(shape) for at, size, shape, t in places]
+    return memory, [memory.bytes[at : at + size].view(t.dtype.numpy).reshape(shape) for at, size, shape, t in places]

@@ -206,6 +206,7 @@ class Model:
         """The logits behind ``tokens``, of which the cache holds ``known``; it holds all of them afterwards."""
         logits = np.empty(self.vocabulary, np.float32) if out is None else out
         del cache.ids[known:]
+        cache.reserve(len(tokens))
         while known < len(tokens):
             part = tokens[known : known + PREFILL]
             self.program.forward(np.array(part, np.int64), known, cache.arrays, logits)

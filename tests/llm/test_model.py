@@ -267,6 +267,11 @@ def test_caches_take_memory_as_they_are_filled(model: Model) -> None:
     assert all(a.dtype == np.float32 and not a.any() and a.flags.c_contiguous and a.flags.writeable and a.ctypes.data % 64 == 0 for a in cache.arrays)
     cache.arrays[0][...] = 1
     assert not any(a.any() for a in cache.arrays[1:])
+    before = list(cache.arrays)
+    for count in (1, CONTEXT // 4 - 1, CONTEXT // 4, CONTEXT):
+        cache.reserve(count)
+    assert all(a is b for a, b in zip(cache.arrays, before, strict=True))
+    assert (cache.arrays[0] == 1).all() and not any(a.any() for a in cache.arrays[1:])
     assert cache.common([1]) == 0
     cache.ids = [3, 4, 5]
     assert (cache.common([3, 4, 6]), cache.common([3, 4, 5, 6]), cache.common([3]), cache.common([])) == (2, 3, 1, 0)
