@@ -43,6 +43,7 @@ _LOOPS = (
     "vectorize{loops=[n]}",
     "block-sums{loop=n.tile, sums=k}",
     "block-steps{loop=k, size=$lanes}",
+    "block-long-sums{loop=n.tile, rows=m.tile, sums=k}",
     "block-rows{loop=n.tile, rows=m.tile, size=128}",
     "prefetch{loop=k, ahead=8, across=n.tile}",
     "widen-panels",

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from ir.builder import Builder
 from ir.core import Module, Operation
-from ir.dims import dim_max, floordiv
-from ir.layout import RangeArg
+from ir.dims import Dim, dim_max, floordiv
+from ir.layout import IndexExpr, RangeArg
 from ir.rewriter import is_pure, walk_graphs
 from ir.types import MemRefType
 from passes.infra.base import Pass, PassContext
@@ -26,6 +26,7 @@ from passes.loops._loops import (
     parent_loop,
     set_range,
     single_range,
+    static_extent,
     tag_of,
     value_symbol,
     variable,
@@ -150,12 +151,25 @@ class BlockRows(Pass):
         return max(min(self.size, self.bytes // most), LEAST * step) // step * step
 
 
+def _read_along(dim: Dim, index: IndexExpr, rows: Operation) -> int:
+    """How many elements of a dimension are read: all, or the rounds of a loop inside that the index counts, or a run that no such loop moves."""
+    moved = False
+    for loop in [op for op in rows.walk() if is_loop(op) and op is not rows]:
+        bounds = single_range(loop)
+        if bounds is not None and index.expr == value_symbol(variable(loop)) and (known := static_extent(bounds)) is not None:
+            return known
+        moved = moved or depends_on(index.expr, body(loop).arguments)
+    if index.size is not None and not moved:
+        return index.size
+    return dim if isinstance(dim, int) else 1
+
+
 def _bytes_of_row(access: Access, rows: Operation) -> int:
-    """The bytes that one row of a factor takes; 1 when that is not known."""
+    """The bytes of one row of a factor that loops inside go through; 1 when that is not known."""
     type_ = access.buffer.type
     assert isinstance(type_, MemRefType)
     size = type_.dtype.itemsize
     for dim, index in zip(type_.shape, access.indices, strict=True):
         if not depends_on(index.expr, [variable(rows)]):
-            size *= dim if isinstance(dim, int) else 1
+            size *= _read_along(dim, index, rows)
     return max(size, 1)

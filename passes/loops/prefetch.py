@@ -8,12 +8,25 @@ from typing import Any, ClassVar
 from ir.builder import Builder
 from ir.core import Module, Operation, Value
 from ir.dims import Dim, ceildiv, dim_max, dim_min, floordiv, substitute
-from ir.layout import LAYOUT, IndexExpr, RangeArg
+from ir.layout import LAYOUT, IndexExpr
 from ir.opdef import REGISTRY
 from ir.rewriter import walk_graphs
 from ir.types import MemRefType
 from passes.infra.base import Pass, PassContext
-from passes.loops._loops import Access, accesses, body, depends_on, loops_tagged, number_layout, parent, single_range, tag_of, value_symbol, variable
+from passes.loops._loops import (
+    Access,
+    accesses,
+    body,
+    depends_on,
+    extent,
+    loops_tagged,
+    number_layout,
+    parent,
+    single_range,
+    tag_of,
+    value_symbol,
+    variable,
+)
 
 LINE = 64
 """Bytes of a cache line."""
@@ -116,6 +129,7 @@ class Prefetch(Pass):
 class Panel:
     """A load of one line of a panel, in a loop over its lines, in one over what reads it, in one over panels.
 
+    Of the ``lines`` of a panel, which may be a block of all, ``first`` is the first.
     ``readers`` is how many full tiles of rows read a panel, ``reader`` the number of the one that the load stands in, None
     when it is not a full one; ``following`` are the indices of the next panel, without those of the element.
     """
@@ -123,6 +137,7 @@ class Panel:
     access: Access
     following: tuple[IndexExpr, ...]
     width: int
+    first: Dim
     lines: Dim
     line: Dim
     readers: Dim
@@ -140,11 +155,11 @@ class Panel:
         if rows is None or tiles is None or bounds is None or tag_of(tiles) != across or rows.name != "scf.parallel" or len(type_.shape) < 3:
             return None
         *outer, panel, line, last = access.indices
-        width, lines, tile = type_.shape[-1], type_.shape[-2], single_range(tiles)
+        width, tile = type_.shape[-1], single_range(tiles)
         inside = [variable(tiles), variable(rows), variable(loop)]
         if tile is None or not isinstance(width, int) or last.expr != 0 or last.size != width or not isinstance(tile.step, int):
             return None
-        if line.expr != value_symbol(variable(loop)) or bounds != RangeArg(0, lines, 1) or any(depends_on(i.expr, inside) for i in outer):
+        if line.expr != value_symbol(variable(loop)) or bounds.step != 1 or any(depends_on(i.expr, inside) for i in outer):
             return None
         start = value_symbol(variable(tiles))
         following = substitute(panel.expr, {f"%{variable(tiles).name}": start + tile.step})
@@ -155,7 +170,7 @@ class Panel:
         if readers is None or number is None:
             return None
         indices = (*(IndexExpr(i.expr) for i in outer), IndexExpr(following))
-        return Panel(access, indices, width, lines, line.expr, readers, number if rows is first else None)
+        return Panel(access, indices, width, bounds.start, extent(bounds), line.expr, readers, number if rows is first else None)
 
 
 def _rounds(loop: Operation, until: Dim | None = None) -> Dim | None:
@@ -171,8 +186,8 @@ def _next_panel(load: Operation, panel: Panel) -> bool:
     if panel.reader is None or (isinstance(panel.readers, int) and panel.readers < _SHARING):
         return False
     share = ceildiv(panel.width, dim_max(1, panel.readers))
-    place = (panel.reader * panel.lines + panel.line) * share
-    _hint(load, Access(panel.access.buffer, (*panel.following, IndexExpr(0), IndexExpr(place))), locality=2)
+    place = (panel.reader * panel.lines + panel.line - panel.first) * share
+    _hint(load, Access(panel.access.buffer, (*panel.following, IndexExpr(panel.first), IndexExpr(place))), locality=2)
     return True
 
 

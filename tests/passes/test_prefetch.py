@@ -99,7 +99,7 @@ def test_what_is_no_panel() -> None:
     for old, new in [
         ('tag="n.tile"', 'tag="x.tile"'),
         ("%P[%jt floordiv 48, %k, %j-%jt]", "%P[1-%jt floordiv 48, %k, %j-%jt]"),
-        ("%k = 0 to 5", "%k = 1 to 5"),
+        ("%k = 0 to 5", "%k = 0 to 5 step 2"),
         ("%P[%jt floordiv 48, %k, %j-%jt]", "%P[%k floordiv 3, %jt floordiv 48, %j-%jt]"),
     ]:
         assert old in text
