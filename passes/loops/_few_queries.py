@@ -27,12 +27,15 @@ class Ahead:
     The memory of a cache is read once for each query, and there is much more to wait for than to compute.  Hints in a burst would wait
     for each other, and while there are none, memory has nothing to do.  So half of them are given while keys are turned (which takes
     about half of the time), a quarter with the products, and a quarter while values are added up.  They ask for the cache behind the
-    nearest one, which has room for a block and more loads under way.  Beyond the last key, hints are for that key itself: it is near.
+    nearest one, which has room for a block and more loads under way.  Behind the last block of a head comes the first one of the next
+    head; what would be beyond the last key of the last head are hints for that key itself, which is near.
     """
 
     def __init__(self, problem: Problem, batch: Dim, head: Dim, block: Dim, keys: Dim, columns: int) -> None:
-        self.problem, self.batch, self.head, self.columns = problem, batch, head, columns
-        self.next, self.last = block + KEYS, keys - 1
+        over = most("over", floordiv(block, KEYS) + 2 - ceildiv(keys, KEYS), 0)
+        carry = least("carry", over, problem.key_heads - 1 - head)  # 1: the next one is the first of the next head
+        self.problem, self.batch, self.head, self.columns = problem, batch, head + carry, columns
+        self.next, self.last = (1 - carry) * (block + KEYS), keys - 1
         self.alike = problem.width == problem.value_width
 
     def turning(self, key: Dim, d: Dim) -> None:
