@@ -103,10 +103,12 @@ def _make_native(
     seen = sources if kept is None else kept.observe(sources)
     try:
         with fewer_collections():
-            manager = PassManager(poisoning(passes), watch, seen, fold_twins=True, behind=begin)
+            manager = PassManager(poisoning(passes), watch, seen, fold_twins=True, behind=begin, stand_in=name)
             manager.run(module)
             watch.progress("machine code")
-            return compile_native(module, module.graphs[name], sources, threads, load_time, None if kept is None else kept.keep, manager.copies)
+            keep = None if kept is None else kept.keep
+            complete = None if manager.is_complete else manager.complete
+            return compile_native(module, module.graphs[name], sources, threads, load_time, keep, manager.copies, complete)
     finally:
         load_time.wait()
 

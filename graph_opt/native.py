@@ -6,6 +6,7 @@ LLVM is imported here, when code is generated, and not before.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,11 @@ def compile_native(
     begun: LoadTime | None = None,
     keep: Keep | None = None,
     copies: Copies | None = None,
+    complete: Callable[[], None] | None = None,
 ) -> NativeExecutable:
     """Machine code for one graph of a module at the level of loops.  ``begun`` are graphs for load time that run already.
+
+    With stand-ins among ``copies``, ``complete`` makes the module what it is without them, when somebody asks for it.
 
     Raises GraphError for operations that have no machine code, and for weights that are missing or don't fit.
     """
@@ -43,7 +47,19 @@ def compile_native(
     program = make_program(module, graph, sources, threads, begun=begun, loaded=loaded, copies=copies)
     if keep is not None:
         keep(module, program, loaded)
-    return NativeExecutable(module, graph, program, load_quickly)
+    return NativeExecutable(module if complete is None else _completed(module, complete), graph, program, load_quickly, module.files)
+
+
+def _completed(module: Module, complete: Callable[[], None]) -> Callable[[], Module]:
+    """What gives the module when it is complete; several threads may ask."""
+    lock = threading.Lock()
+
+    def give() -> Module:
+        with lock:
+            complete()
+        return module
+
+    return give
 
 
 def compile_timed(

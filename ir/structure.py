@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ir.attributes import attribute_key
 from ir.core import Operation, Value
+from ir.diagnostics import AnyLocation
 from ir.layout import LAYOUT
 
 Structure = tuple[Any, ...]
 """Equal for two operations exactly when one is the other under a renaming of values; see :func:`structure_of`."""
 
-Copies = Mapping[Operation, tuple[Operation, Mapping[Value, Value]]]
-"""Operations that are copies of others, and which values stand in the place of which."""
+
+class Copy(NamedTuple):
+    """What an operation is a copy of, and which values (of those from outside, at least) stand in the place of which.
+
+    A copy with ``locations`` is a stand-in: it has the very regions of the original, so what is inside uses the original's values, and
+    has the original's places, for which ``locations`` has others.  It has no results.
+    """
+
+    original: Operation
+    mapping: Mapping[Value, Value]
+    locations: Mapping[AnyLocation, AnyLocation] | None = None
+
+
+Copies = Mapping[Operation, Copy]
+"""Operations that are copies of others."""
 
 _END = "end"
 

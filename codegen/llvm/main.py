@@ -85,12 +85,13 @@ class MainWriter(Writer):
         self.timed: list[Operation] = []
         self.functions: list[str] = []
         self.known_functions: dict[tuple[str, ...], str] = {}
-        self.known_nests = KnownNests(self, copies or {})
+        self.copies = copies or {}
+        self.known_nests = KnownNests(self, self.copies)
         self.pieces: list[tuple[int, list[Poly]]] = []
         self.workspace_end = "0"
         self.tensors: dict[Value, Buffer] = {}
         self.stored: list[Operation] = []
-        self.result_memory = result_memory(graph)
+        self.result_memory = result_memory(graph, self.copies)
         self.turns = Turns(self, self._barrier)
         self.began = self._tick() if clocks else None
         self._begin(symbols)
@@ -188,14 +189,14 @@ class MainWriter(Writer):
             self._call(op, alone)
         elif has_shared_loop(op) or not effects(op):
             self.turns.settle()
-            super().operation(op)  # by all threads, which share the loops inside
+            super().operation(self.known_nests.real(op))  # by all threads, which share the loops inside
         else:
             self._call(op, "true")
 
     def _call(self, op: Operation, alone: str) -> None:
         """Calls the operation's function, on all threads or, if ``alone``, on the first one."""
         slots = self._piece(1, [{(): slot_offsets(op)[-1] + _slot_size(op.results[-1])}]) if op.results else None
-        nest = self.known_nests.find(op) or self._new_function(op, slots)
+        nest = self.known_nests.find(op) or self._new_function(self.known_nests.real(op), slots)
         base = len(self.unit.sites)
         self.unit.sites += nest.sites
         passed_by = self.turns.begin(alone)
@@ -309,7 +310,7 @@ class MainWriter(Writer):
         buffer = self.buffer(source)
         if op.block is not self.graph.block:
             raise GraphError(Diagnostic("codegen: memref.to_tensor inside a loop", op.loc))
-        if writes_later(self.graph, op, source):
+        if writes_later(self.graph, op, source, self.copies):
             pointer = self._piece(buffer.type.dtype.itemsize, buffer.shape)
             copy = Buffer(pointer, buffer.type, buffer.shape, 64)
             self._on_first(lambda: copy_bytes(self, buffer, copy))

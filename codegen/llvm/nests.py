@@ -14,8 +14,9 @@ from typing import Any
 from codegen.llvm.native import Site
 from codegen.llvm.types import is_constant
 from codegen.llvm.writer import Writer
+from ir.clone import clone_operation
 from ir.core import Operation, Value
-from ir.structure import Copies, Structure, structure_of
+from ir.structure import Copies, Copy, Structure, structure_of
 from ir.types import MemRefType, ScalarType
 
 
@@ -48,6 +49,7 @@ class KnownNests:
     def __init__(self, main: Writer, copies: Copies) -> None:
         self.main = main
         self.copies = dict(copies)
+        self._real: dict[Operation, Operation] = {}
         self._skeletons: dict[Operation, tuple[int, list[Value]]] = {}
         self._numbers: dict[Structure, int] = {}
         self._known: dict[Any, _Written] = {}
@@ -68,7 +70,16 @@ class KnownNests:
         if places != written.places:
             return None  # two of the values are one here, or were
         text = "".join(f", {t} {p}" for t, p in zip(written.types, passed, strict=True))
-        return Call(written.function, text, _sites(written, op))
+        return Call(written.function, text, _sites(written, op, self.copies.get(op)))
+
+    def real(self, op: Operation) -> Operation:
+        """The operation itself, or what a stand-in stands for."""
+        copy = self.copies.get(op)
+        if copy is None or copy.locations is None:
+            return op
+        if op not in self._real:
+            self._real[op] = clone_operation(copy.original, dict(copy.mapping), locations=copy.locations)
+        return self._real[op]
 
     def remember(self, op: Operation, function: str, writer: Writer) -> None:
         """Notes the function that was written for the operation that :meth:`find` has not found."""
@@ -86,7 +97,7 @@ class KnownNests:
         if mapping:
             outside = [mapping.get(v, v) for v in outside]
             if len(set(outside)) < len(outside):  # two of the values are one here
-                number, outside = self._skeleton(op)
+                number, outside = self._skeleton(self.real(op))
         return (number, *map(self._describe, outside)), outside
 
     def _original(self, op: Operation) -> tuple[Operation, Mapping[Value, Value]]:
@@ -99,9 +110,10 @@ class KnownNests:
                 return op, {}
             for region, other in zip(around.regions, original.regions, strict=True):
                 for block, same in zip(region.blocks, other.blocks, strict=True):
-                    self.copies.update((mine, (theirs, mapping)) for mine, theirs in zip(block, same, strict=True))
+                    for mine, theirs in zip(block, same, strict=True):
+                        self.copies.setdefault(mine, Copy(theirs, mapping))
             found = self.copies[op]
-        return found
+        return found.original, found.mapping
 
     def _skeleton(self, op: Operation) -> tuple[int, list[Value]]:
         found = self._skeletons.get(op)
@@ -152,9 +164,16 @@ class KnownNests:
         return places, list(numbers)
 
 
-def _sites(written: _Written, op: Operation) -> list[Site]:
+def _sites(written: _Written, op: Operation, copy: Copy | None) -> list[Site]:
     """The sites of a function where it stands for another operation."""
     if not written.sites:
         return []
+    locations = {} if copy is None or copy.locations is None else copy.locations
     here = dict(zip(written.op.walk(), op.walk(), strict=True))
-    return [replace(s, operation=o, location=o.loc) for s in written.sites if s.operation is not None and (o := here[s.operation])]
+    found = []
+    for site in written.sites:
+        if site.operation is not None:
+            there = here[site.operation]
+            location = there.loc if there is op or there.loc is None else locations.get(there.loc, there.loc)
+            found.append(replace(site, operation=there, location=location))
+    return found

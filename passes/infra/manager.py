@@ -77,6 +77,7 @@ class PassManager:
     With ``fold_twins`` local passes work on one nest of every kind (:mod:`passes.infra.twins`), which is quicker for deep
     models; names inside of the other nests may come out differently, and statistics count what was worked on.  ``behind`` are
     functions that look at the module behind a pass of this identity.  ``copies`` tells afterwards which nests are copies of others.
+    In the graph ``stand_in`` the last copies are only stand-ins for code generation, until somebody calls :meth:`complete`.
     """
 
     passes: Sequence[Pass]
@@ -85,6 +86,7 @@ class PassManager:
     records: list[PassRecord] = field(default_factory=list)
     fold_twins: bool = False
     behind: Mapping[int, Callable[[Module], None]] = field(default_factory=dict)
+    stand_in: str | None = None
     copies: Copies = field(default_factory=dict)
     _generated: dict[Any, WeightSource] = field(default_factory=dict)
     _folding: Folding | None = None
@@ -112,8 +114,24 @@ class PassManager:
             if id(pass_) in self.behind:
                 self.behind[id(pass_)](module)
             typed = typed and (not did or pass_.keeps_types)  # what a pass did may let more be inferred
-        self._fold(module, False)
+        if self.stand_in is not None and self._folding is not None:
+            self.copies = self._folding.stand_in(self.stand_in)
+            if not self._folding.kinds:
+                self._folding = None
+        else:
+            self._fold(module, False)
         return changed
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the module is without stand-ins."""
+        return self._folding is None
+
+    def complete(self) -> None:
+        """Makes the module what it is without stand-ins; code can't be made of it at the same time."""
+        if self._folding is not None:
+            self.copies = self._folding.unfold()
+            self._folding = None
 
     def _marks_folds(self) -> list[bool]:
         """For every pass whether it sees one nest of every kind only: it is one of two local passes or more that follow each other."""

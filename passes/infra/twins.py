@@ -2,12 +2,12 @@
 
 A deep model is the same few nests again and again.  A pass that is ``local`` makes the same of each of them, so a run of
 such passes works on one nest of every kind: :func:`fold` takes the others out of their graphs, :meth:`Folding.unfold` puts
-copies of what became of the first one in their places.
+copies of what became of the first one in their places, or :meth:`Folding.stand_in` operations that code generation knows to be copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,9 @@ from ir.clone import clone_operation
 from ir.core import Block, Graph, Module, Operation, Parameter, Trivia, Value
 from ir.diagnostics import AnyLocation
 from ir.opdef import OpDef
-from ir.structure import Copies, Structure, structure_of
+from ir.structure import Copies, Copy, Structure, structure_of
 from ir.types import MemRefType, VectorType
+from passes.infra._stand_ins import Changes, stand_in
 from passes.loops._memory import alias, memory_of
 
 FENCE = OpDef("fence", "builtin", (), (), None, None, "Marks a place in a graph while nests are folded.", pure=False, result_count=0)
@@ -92,21 +93,50 @@ class Folding:
 
     kinds: list[tuple[Graph, list[_Kind]]] = field(default_factory=list)
     known: set[Operation] = field(default_factory=set)
+    changes: Changes = field(default_factory=Changes)
 
     def unfold(self) -> Copies:
         """Puts copies of what became of the first nest of every kind where the others were; returns which operations are copies."""
-        copies: dict[Operation, tuple[Operation, Mapping[Value, Value]]] = {}
+        self.changes.undo()
+        copies: dict[Operation, Copy] = {}
         for graph, kinds in self.kinds:
-            inside = {op for kind in kinds for op in kind.made()}
-            order = {op: n for n, op in enumerate(graph.block)}
-            derived = {_key(op, op.operands): op for op in order if op not in self.known and op not in inside and not op.regions}
-            for kind in kinds:
-                made = kind.made()
-                used = _values_from_outside(made)
-                for twin in kind.twins:
-                    _Copies(self, graph, kind.first, twin, derived, order).make(made, used, copies)
+            for maker, made, used in self._makers(graph, kinds):
+                maker.make(made, used, copies)
             self._remove_marks(kinds)
+        self.kinds = []
         return copies
+
+    def stand_in(self, name: str) -> Copies:
+        """Puts stand-ins where the nests of one graph were, and unfolds the others; :meth:`unfold` goes on from there."""
+        here = [(g, kinds) for g, kinds in self.kinds if g.name == name and not any(isinstance(p.type, MemRefType) for p in g.parameters)]
+        rest = Folding([pair for pair in self.kinds if pair not in here], self.known)
+        copies = dict(rest.unfold())
+        self.kinds = here
+        for graph, kinds in here:
+            for maker, made, used in self._makers(graph, kinds):
+                maker.stand_in(made, used, copies, self.changes)
+            for kind in kinds:
+                for mark in kind.marks():
+                    self.changes.take_out(mark, _ERASED)
+                for twin in kind.twins:
+                    self.changes.take_out(twin.holder, ())
+                    for value, first in zip(twin.private, kind.first.private, strict=True):
+                        if first.defining_op is None:
+                            for user in _dead_views(value):
+                                self.changes.take_out_unused(user.result, _ERASED)
+                            self.changes.take_out_unused(value, _ERASED)
+        return copies
+
+    def _makers(self, graph: Graph, kinds: list[_Kind]) -> Iterable[tuple[_Copies, list[Operation], list[Value]]]:
+        """For every nest that was taken out what makes copies for it, of what, and the values from outside in that."""
+        inside = {op for kind in kinds for op in kind.made()}
+        order = {op: n for n, op in enumerate(graph.block)}
+        derived = {_key(op, op.operands): op for op in order if op not in self.known and op not in inside and not op.regions}
+        for kind in kinds:
+            made = kind.made()
+            used = _values_from_outside(made)
+            for twin in kind.twins:
+                yield _Copies(self, graph, kind.first, twin, derived, order), made, used
 
     def abandon(self) -> None:
         """Leaves the other nests out for good: for a text that shows where a pass has failed."""
@@ -124,9 +154,8 @@ class Folding:
                 twin.holder.set_operands([])
                 for value, first in zip(twin.private, kind.first.private, strict=True):
                     if first.defining_op is None:  # it was erased, since nothing reads it
-                        for user in value.users:
-                            if user.definition.full_name == "memref.reshape" and not user.result.has_uses:
-                                user.erase()
+                        for user in _dead_views(value):
+                            user.erase()
                         _erase_unused(value)
 
 
@@ -265,6 +294,10 @@ def _values_from_outside(ops: list[Operation]) -> list[Value]:
     return list(dict.fromkeys(u.value for op in ops for inner in op.walk() for u in inner.operand_uses if u.value not in made))
 
 
+def _dead_views(buffer: Value) -> list[Operation]:
+    return [user for user in buffer.users if user.definition.full_name == "memref.reshape" and not user.result.has_uses]
+
+
 def _erase_unused(value: Value) -> None:
     """Erases a constant or a buffer that only a mark has still used: passes erase what nobody uses behind them."""
     op = value.defining_op
@@ -287,13 +320,14 @@ class _Copies:
         self, folding: Folding, graph: Graph, first: _Nest, twin: _Twin, derived: dict[Any, Operation], order: dict[Operation, int]
     ) -> None:
         self.known = folding.known
+        self.changes: Changes | None = None
         self.order = order
         self.graph = graph
         self.twin = twin
         self.derived = derived
         self.mapping: dict[Value, Value] = dict(zip(first.outside(), twin.outside(), strict=True))
 
-    def make(self, ops: list[Operation], used: list[Value], copies: dict[Operation, tuple[Operation, Mapping[Value, Value]]]) -> None:
+    def make(self, ops: list[Operation], used: list[Value], copies: dict[Operation, Copy]) -> None:
         """Copies operations to the place of the nest, and notes the copies; ``used`` are the values from outside."""
         for value in used:
             self._outside(value)
@@ -301,10 +335,23 @@ class _Copies:
         for op in ops:
             copy = block.insert_before(mark, clone_operation(op, self.mapping, self.twin.names.__getitem__, self.twin.locations))
             if op.regions:
-                copies[copy] = op, self.mapping
+                copies[copy] = Copy(op, self.mapping)
             if trivia is not None and (copy.regions or op is ops[-1]):
                 copy.trivia = Trivia(trivia.blank_before, trivia.detached, trivia.leading, trivia.trailing)
                 trivia = None
+
+    def stand_in(self, ops: list[Operation], used: list[Value], copies: dict[Operation, Copy], changes: Changes) -> None:
+        """The same with stand-ins."""
+        self.changes = changes
+        for value in used:
+            self._outside(value)
+        changes.needed.update(self.mapping.get(v, v) for v in used)
+        for op in ops:
+            copy, inside = stand_in(op, self.mapping, self.twin.names.__getitem__, self.twin.locations)
+            changes.insert(self.graph.block, self.twin.mark, copy, inside)
+            copies.update((c, Copy(o, self.mapping, self.twin.locations)) for c, o in inside)
+            if op.regions:
+                copies.setdefault(copy, Copy(op, self.mapping))
 
     def _outside(self, value: Value) -> None:
         """Finds what stands for a value from outside; what passes made of values that differ is made again."""
@@ -324,7 +371,11 @@ class _Copies:
         copy = self.derived.get(key)
         if copy is None or self.order.get(copy, -1) > self.order[self.twin.mark]:
             copy = self.derived[key] = clone_operation(op, dict(self.mapping), self.twin.names.__getitem__)
-            self.graph.block.insert_before(_behind(operands, self.graph.block), copy)
+            place = _behind(operands, self.graph.block)
+            if self.changes is None:
+                self.graph.block.insert_before(place, copy)
+            else:
+                self.changes.insert(self.graph.block, place, copy)
         self.mapping.update(zip(op.results, copy.results, strict=True))
 
 

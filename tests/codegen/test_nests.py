@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 import graph_opt
 from codegen.llvm.emit import emit_graph
+from codegen.llvm.main import MainWriter
 from codegen.llvm.nests import KnownNests
+from codegen.llvm.writer import Unit
+from ir.clone import clone_module
 from ir.core import Module
+from ir.printer import print_module
 from passes.infra.manager import PassManager
 from passes.pipelines import load_pipeline
 from tests.generators import random_module
@@ -29,6 +35,21 @@ graph @main(%x: f32[S, 8], %c0: f32[T, 8] inout, %c1: f32[T, 8] inout, %c2: f32[
   %y1, %_ = call(@layer, %y0, %c1, %start, %w)
   %y2, %_ = call(@layer, %y1, %c2, %start, %w)
   return %y2
+}
+"""
+
+DIGITS = """
+graph @layer(%x: f32[S, 64], %w: q4_1[64, 64]) -> f32[S, 64] {
+  %h = linear(%x, %w)
+  %y = add(%h, %x)
+  return %y
+}
+
+graph @main(%x: f32[S, 64], %v: q4_1[64, 64], %w: q4_1[64, 64]) -> f32[S, 64] {
+  %a = call(@layer, %x, %v)
+  %b = call(@layer, %a, %w)
+  %c = call(@layer, %b, %v)
+  return %c
 }
 """
 
@@ -105,6 +126,80 @@ def test_known_copies(text):
     manager.run(module)
     assert manager.copies or text is LAYERS  # whose layers differ
     assert emit_graph(module, module.main, copies=manager.copies).text == emit_graph(module, module.main).text
+
+
+def stands_in(module: Module) -> PassManager:
+    """Lowers a module whose copies are stand-ins."""
+    manager = PassManager(load_pipeline("cpu"), fold_twins=True, stand_in="main")
+    manager.run(module)
+    return manager
+
+
+def same_code(module: Module) -> Module:
+    """Checks that stand-ins give the code, the places and the module that copies give; returns that."""
+    other = clone_module(module)
+    manager = stands_in(module)
+    mine = emit_graph(module, module.main, copies=manager.copies)
+    PassManager(load_pipeline("cpu"), fold_twins=True).run(other)
+    theirs = emit_graph(other, other.main)
+    assert mine.text == theirs.text
+    assert list(mine.sites) == list(theirs.sites)
+    manager.complete()
+    assert print_module(module) == print_module(other)
+    return module
+
+
+@pytest.mark.parametrize("text", [LAYERS, CACHES, DIGITS])
+def test_stand_ins(text):
+    same_code(graph_opt.parse(text))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stand_ins_in_random_programs(seed):
+    module = doubled(random_module(seed))
+    if module is None or level_is_low(clone_module(module)):
+        pytest.skip("it updates arrays, or has no machine code")
+    same_code(module)
+
+
+def test_stand_ins_share_operations():
+    """What is in a stand-in are the operations of the original; one on its own is made where code for it can't be called."""
+    module = graph_opt.parse(CACHES)
+    manager = stands_in(module)
+    walked = list(module.main.walk())
+    assert len(set(walked)) < len(walked)
+    main = MainWriter(Unit("f"), module.main, [], copies=manager.copies)
+    for op, copy in manager.copies.items():
+        real = main.known_nests.real(op)
+        assert (real is op) == (copy.locations is None)
+        assert copy.locations is None or not set(real.walk()) & set(copy.original.walk())
+    manager.complete()
+    after = list(module.main.walk())
+    assert len(set(after)) == len(after) == len(walked)
+
+
+def test_errors_in_stand_ins_are_where_the_copies_are():
+    """The second of two equal calls fails: the message has its place."""
+    text = CACHES.replace("%start: i64[], %w: f32[8, 8]) -> f32[S, 8] {\n  %y0", "%s0: i64[], %s1: i64[], %w: f32[8, 8]) -> f32[S, 8] {\n  %y0")
+    text = text.replace("%c0, %start", "%c0, %s0").replace("%c1, %start", "%c1, %s1").replace("%c2, %start", "%c2, %s0")
+    executable, reference = graph_opt.compile(graph_opt.parse(text)), graph_opt.compile(graph_opt.parse(text), device="reference")
+    for starts in ((0, 9), (9, 0), (-1, 1)):
+        arguments = [np.zeros((3, 8), np.float32), *(np.zeros((5, 8), np.float32) for _ in range(3)), *map(np.array, starts)]
+        found = []
+        for each in (executable, reference):
+            with pytest.raises(graph_opt.GraphError) as caught:
+                each(*arguments, np.zeros((8, 8), np.float32))
+            found.append(str(caught.value))
+        assert found[0] == found[1]
+
+
+def test_a_compiled_module_is_complete():
+    """Whoever asks for the program gets all of it, also when several do at a time."""
+    expected = graph_opt.parse(CACHES)
+    PassManager(load_pipeline("cpu"), fold_twins=True).run(expected)
+    executable = graph_opt.compile(graph_opt.parse(CACHES))
+    with ThreadPoolExecutor(4) as pool:
+        assert {*pool.map(lambda _: str(executable), range(4))} == {str(expected)}
 
 
 @pytest.mark.parametrize("text", [LAYERS, CACHES])

@@ -46,6 +46,12 @@ def both_ways(module: Module, pipeline: str) -> tuple[Module, PassManager]:
     manager = PassManager(load_pipeline(pipeline), fold_twins=True)
     manager.run(folded)
     verify_module(folded)
+    stood_in = clone_module(module)
+    other = PassManager(load_pipeline(pipeline), fold_twins=True, stand_in=module.main.name)
+    other.run(stood_in)
+    other.complete()
+    assert print_module(stood_in) == print_module(folded)
+    verify_module(stood_in)
     if without_names(folded) != without_names(plain):  # nests that are folded share constants that others have one by one
         for module in (plain, folded):
             PassManager(load_pipeline("cse")).run(module)
@@ -108,6 +114,26 @@ def test_kinds_are_told_apart():
     verify_module(module)
 
 
+def test_stand_ins_have_the_first_ones_regions():
+    """They are nests without copies of their operations; afterwards everything is as if they had never been there."""
+    module = load(TWO)
+    before = print_module(module)
+    folding = fold(module)
+    assert not any(copy.locations for copy in folding.stand_in("main").values())  # its buffers are the caller's: they are copies
+    assert print_module(module) == before
+
+    inside = "".join(f"  %{n} = memref.alloc() : memref<f32[8]>\n" for n in "AB")
+    module = load(TWO.replace("%A: memref<f32[8]>, %B: memref<f32[8]>", "").replace("  %C =", f"{inside}  %C ="))
+    before = print_module(module)
+    folding = fold(module)
+    copies = folding.stand_in("main")
+    assert copies and all(c.regions == copy.original.regions and c.block is module.main.block for c, copy in copies.items())
+    assert not any(op.definition is FENCE for op in module.main.block)
+    folding.unfold()
+    assert print_module(module) == before
+    verify_module(module)
+
+
 def test_nothing_to_fold():
     assert not fold(load("graph @main(%x: f32[4]) -> f32[4] {\n  %y = neg(%x)\n  return %y\n}\n")).kinds
 
@@ -165,4 +191,4 @@ def test_folded_while_others_have_nothing_to_do(tag, folds, monkeypatch):
     module = load(LAYERS)
     PassManager(load_pipeline(",".join(texts[: pack - 3]))).run(module)
     both_ways(module, ",".join([*texts[pack - 3 : pack], f'pack{{loop="{tag}", stored_only=false, rows=32}}', *texts[pack + 1 : pack + 4]]))
-    assert len(count) == folds
+    assert len(count) == 2 * folds  # with copies, and with stand-ins
