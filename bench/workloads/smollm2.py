@@ -117,7 +117,7 @@ def cases() -> list[Case]:
         return []
     return [
         Step(128, 1, Target(read=0.85, peers=2.2)),
-        Step(2048, 1, Target(read=0.68)),
+        Step(2048, 1, Target(read=0.8)),
         Step(0, 128, Target(peers=4.0)),
         Step(0, 128, Target(peers=2.2), "int8"),
     ]
