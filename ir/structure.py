@@ -18,7 +18,7 @@ class Copy(NamedTuple):
     """What an operation is a copy of, and which values (of those from outside, at least) stand in the place of which.
 
     A copy with ``locations`` is a stand-in: it has the very regions of the original, so what is inside uses the original's values, and
-    has the original's places, for which ``locations`` has others.  It has no results.
+    has the original's places, for which ``locations`` has others.  It has no results, and no loop inside of it is shared by threads.
     """
 
     original: Operation

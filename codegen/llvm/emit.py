@@ -88,7 +88,7 @@ def emit_graph(
         _workspace(unit, main, symbols),
         _shapes(unit, results, symbols),
         _guard(unit, symbols),
-        work_function(unit, graph, lambda w: _load_symbols(w, symbols)),
+        work_function(unit, graph, lambda w: _load_symbols(w, symbols), copies or {}),
     ]
     machine = platform.machine().lower()
     pause = f"call void {unit.declare('void', 'llvm.x86.sse2.pause')}()" if machine in X86 else "fence seq_cst"

@@ -169,11 +169,12 @@ def _sites(written: _Written, op: Operation, copy: Copy | None) -> list[Site]:
     if not written.sites:
         return []
     locations = {} if copy is None or copy.locations is None else copy.locations
-    here = dict(zip(written.op.walk(), op.walk(), strict=True))
+    inside = copy is not None and copy.original is written.op and copy.locations is not None  # the very operations, but for the outermost
+    here = {written.op: op} if inside else dict(zip(written.op.walk(), op.walk(), strict=True))
     found = []
     for site in written.sites:
         if site.operation is not None:
-            there = here[site.operation]
+            there = here.get(site.operation, site.operation)
             location = there.loc if there is op or there.loc is None else locations.get(there.loc, there.loc)
             found.append(replace(site, operation=there, location=location))
     return found

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from codegen.llvm.writer import Unit, Writer
 from dialects.affine import expressions_of
 from ir.attributes import Dense
-from ir.core import Graph, Operation, Value
+from ir.core import Block, Graph, Operation, Value
 from ir.dims import Dim, DimExpr, DimFunction, ceildiv, symbols_of
 from ir.layout import RangeArg, layout_of
+from ir.structure import Copies
 from ir.types import MemRefType, ScalarType, index
 
 SHARED_WORK = 4096
@@ -110,13 +111,11 @@ class Turns:
 # -- how much there is to do ------------------------------------------------------------------------------------------------
 
 
-def total_work(w: Writer, graph: Graph) -> str:
+def total_work(w: Writer, graph: Graph, copies: Copies) -> str:
     """About how many simple operations the shared loops of a graph are, less what sharing costs, as a double of the named dimensions;
     infinite when unknown."""
     total = "0.0"
-    for op in graph.walk():
-        if not is_shared(op):
-            continue
+    for op in _shared_loops(graph.block, copies):
         work = op.attribute("work")
         if not isinstance(work, int | DimExpr):
             return _INFINITE
@@ -125,6 +124,18 @@ def total_work(w: Writer, graph: Graph) -> str:
         gain = w.pure(0, f"select i1 {some}, double {rest}, double 0.0")
         total = _sum(w, [total, _product(w, [gain, *(estimate(w, r) for r in _rounds_around(op))])])
     return total
+
+
+def _shared_loops(block: Block, copies: Copies) -> Iterable[Operation]:
+    for op in block:
+        if op.regions:
+            if is_shared(op):
+                yield op
+            copy = copies.get(op)
+            if copy is None or copy.locations is None:  # no loop inside of a stand-in is shared
+                for region in op.regions:
+                    for inner in region.blocks:
+                        yield from _shared_loops(inner, copies)
 
 
 def _conditions_around(w: Writer, op: Operation) -> Iterable[str]:
@@ -250,9 +261,9 @@ def _double(number: float) -> str:
     return f"0x{struct.pack('>d', number).hex().upper()}" if number else "0.0"
 
 
-def work_function(unit: Unit, graph: Graph, load: Callable[[Writer], None]) -> str:
+def work_function(unit: Unit, graph: Graph, load: Callable[[Writer], None], copies: Copies) -> str:
     """``double @NAME_work(ptr dims)``: see :func:`total_work`."""
     w = Writer(unit)
     load(w)
-    w.line(f"ret double {total_work(w, graph)}")
+    w.line(f"ret double {total_work(w, graph, copies)}")
     return f"define double @{unit.name}_work(ptr %dims) #0 {{\n{w.body()}\n}}\n"

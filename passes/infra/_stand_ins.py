@@ -13,48 +13,59 @@ Original = tuple[Operation, Operation]
 """A stand-in, and what it stands for."""
 
 
-def stand_in(
-    op: Operation, mapping: dict[Value, Value], rename: Callable[[str], str], locations: Mapping[AnyLocation, AnyLocation]
-) -> tuple[Operation, list[Original]]:
-    """A copy of an operation for code generation, with the stand-ins that it is or that are in it.
+@dataclass
+class StandIns:
+    """Copies operations for code generation.
 
     What threads share is a function of its own there, and so is a nest in which they share nothing: a stand-in is enough for it,
     which gets the regions of the original when it is in its place (:meth:`Changes.insert`).  What is around them is copied.
+    ``mapping``, ``rename`` and ``locations`` are those of :func:`ir.clone.clone_operation`; ``shared`` remembers which operations
+    have loops inside that threads share.
     """
-    inside: list[Original] = []
-    return _copy(op, mapping, rename, locations, inside), inside
 
+    mapping: dict[Value, Value]
+    rename: Callable[[str], str]
+    locations: Mapping[AnyLocation, AnyLocation]
+    shared: dict[Operation, bool]
+    inside: list[Original] = field(default_factory=list)
 
-def _copy(
-    op: Operation, mapping: dict[Value, Value], rename: Callable[[str], str], locations: Mapping[AnyLocation, AnyLocation], inside: list[Original]
-) -> Operation:
-    if not op.regions:
-        return clone_operation(op, mapping, rename, locations)
-    loc = op.loc if op.loc is None else locations.get(op.loc, op.loc)
-    operands = [mapping.get(u.value, u.value) for u in op.operand_uses]
-    around = any(_is_shared(o) for o in op.walk() if o is not op)
-    if not around and not op.results:
-        found = Operation(op.definition, operands, None, (), (), (), loc)
-        inside.append((found, op))
-    elif not around or _is_shared(op):
-        return clone_operation(op, mapping, rename, locations)
-    else:
-        regions = [Region([_copy_block(b, mapping, rename, locations, inside) for b in region.blocks]) for region in op.regions]
-        found = Operation(op.definition, operands, None, regions, [r.type for r in op.results], [rename(r.name) for r in op.results], loc)
-        mapping.update(zip(op.results, found.results, strict=True))
-    found.attributes = op.attributes  # never changed, see Operation.set_attribute
-    return found
+    def of(self, op: Operation) -> tuple[Operation, list[Original]]:
+        """A copy of an operation, with the stand-ins that it is or that are in it."""
+        self.inside = []
+        return self._copy(op), self.inside
 
+    def _copy(self, op: Operation) -> Operation:
+        if not op.regions:
+            return clone_operation(op, self.mapping, self.rename, self.locations)
+        loc = op.loc if op.loc is None else self.locations.get(op.loc, op.loc)
+        operands = [self.mapping.get(u.value, u.value) for u in op.operand_uses]
+        around = self._is_around_shared(op)
+        if not around and not op.results:
+            found = Operation(op.definition, operands, None, (), (), (), loc)
+            self.inside.append((found, op))
+        elif not around or _is_shared(op):
+            return clone_operation(op, self.mapping, self.rename, self.locations)
+        else:
+            regions = [Region([self._copy_block(b) for b in region.blocks]) for region in op.regions]
+            names = [self.rename(r.name) for r in op.results]
+            found = Operation(op.definition, operands, None, regions, [r.type for r in op.results], names, loc)
+            self.mapping.update(zip(op.results, found.results, strict=True))
+        found.attributes = op.attributes  # never changed, see Operation.set_attribute
+        return found
 
-def _copy_block(
-    block: Block, mapping: dict[Value, Value], rename: Callable[[str], str], locations: Mapping[AnyLocation, AnyLocation], inside: list[Original]
-) -> Block:
-    copy = Block()
-    for argument in block.arguments:
-        mapping[argument] = copy.add_argument(rename(argument.name), argument.type)
-    for op in block:
-        copy.append(_copy(op, mapping, rename, locations, inside))
-    return copy
+    def _copy_block(self, block: Block) -> Block:
+        copy = Block()
+        for argument in block.arguments:
+            self.mapping[argument] = copy.add_argument(self.rename(argument.name), argument.type)
+        for op in block:
+            copy.append(self._copy(op))
+        return copy
+
+    def _is_around_shared(self, op: Operation) -> bool:
+        found = self.shared.get(op)
+        if found is None:
+            found = self.shared[op] = any(_is_shared(o) for o in op.walk() if o is not op)
+        return found
 
 
 def _is_shared(op: Operation) -> bool:

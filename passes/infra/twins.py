@@ -18,7 +18,7 @@ from ir.diagnostics import AnyLocation
 from ir.opdef import OpDef
 from ir.structure import Copies, Copy, Structure, structure_of
 from ir.types import MemRefType, VectorType
-from passes.infra._stand_ins import Changes, stand_in
+from passes.infra._stand_ins import Changes, StandIns
 from passes.loops._memory import alias, memory_of
 
 FENCE = OpDef("fence", "builtin", (), (), None, None, "Marks a place in a graph while nests are folded.", pure=False, result_count=0)
@@ -112,9 +112,10 @@ class Folding:
         rest = Folding([pair for pair in self.kinds if pair not in here], self.known)
         copies = dict(rest.unfold())
         self.kinds = here
+        shared: dict[Operation, bool] = {}
         for graph, kinds in here:
             for maker, made, used in self._makers(graph, kinds):
-                maker.stand_in(made, used, copies, self.changes)
+                maker.stand_in(made, used, copies, self.changes, shared)
             for kind in kinds:
                 for mark in kind.marks():
                     self.changes.take_out(mark, _ERASED)
@@ -277,11 +278,19 @@ def _take_out(graph: Graph, nests: list[tuple[Operation, list[Value]]]) -> _Kind
 
 
 def _note_names(first: Operation, op: Operation, twin: _Twin) -> None:
-    for mine, other in zip(first.walk(), op.walk(), strict=True):
-        if mine.loc is not None and other.loc is not None:
-            twin.locations.setdefault(mine.loc, other.loc)
-        for a, b in zip(_values(mine), _values(other), strict=True):
-            twin.names[a.name] = b.name
+    if first.loc is not None and op.loc is not None:
+        twin.locations.setdefault(first.loc, op.loc)
+    names = twin.names
+    for a, b in zip(first.results, op.results, strict=True):
+        names[a.name] = b.name
+    for region, other in zip(first.regions, op.regions, strict=True):
+        for block, same in zip(region.blocks, other.blocks, strict=True):
+            for a, b in zip(block.arguments, same.arguments, strict=True):
+                names[a.name] = b.name
+            mine, theirs = block.first, same.first
+            while mine is not None and theirs is not None:
+                _note_names(mine, theirs, twin)
+                mine, theirs = mine.next, theirs.next
 
 
 def _values(op: Operation) -> list[Value]:
@@ -340,14 +349,16 @@ class _Copies:
                 copy.trivia = Trivia(trivia.blank_before, trivia.detached, trivia.leading, trivia.trailing)
                 trivia = None
 
-    def stand_in(self, ops: list[Operation], used: list[Value], copies: dict[Operation, Copy], changes: Changes) -> None:
-        """The same with stand-ins."""
+    def stand_in(
+        self, ops: list[Operation], used: list[Value], copies: dict[Operation, Copy], changes: Changes, shared: dict[Operation, bool]
+    ) -> None:
+        """The same with stand-ins; ``shared`` remembers in which operations threads share loops."""
         self.changes = changes
         for value in used:
             self._outside(value)
         changes.needed.update(self.mapping.get(v, v) for v in used)
         for op in ops:
-            copy, inside = stand_in(op, self.mapping, self.twin.names.__getitem__, self.twin.locations)
+            copy, inside = StandIns(self.mapping, self.twin.names.__getitem__, self.twin.locations, shared).of(op)
             changes.insert(self.graph.block, self.twin.mark, copy, inside)
             copies.update((c, Copy(o, self.mapping, self.twin.locations)) for c, o in inside)
             if op.regions:
