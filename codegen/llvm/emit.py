@@ -70,7 +70,8 @@ def emit_graph(
     the address of a byte that loops look at; when it is not 0, they ask the function at 208, ``i32 (ptr state, i64 thread)``,
     and end the run unless it says 0.
 
-    ``copies`` are operations of the graph's own block that are known to be like others, which saves a look at them.
+    ``copies`` are operations that are known to be like others, which saves a look at them, or only stand for them: see
+    :class:`ir.structure.Copy`.
 
     Raises GraphError for an operation that native code does not have.
     """
