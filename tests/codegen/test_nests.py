@@ -178,6 +178,13 @@ def test_stand_ins_share_operations():
     assert len(set(after)) == len(after) == len(walked)
 
 
+@pytest.mark.parametrize("text", [LAYERS, CACHES, DIGITS])
+def test_stand_ins_that_can_not_be_called(text, monkeypatch):
+    """They are written out, every one."""
+    monkeypatch.setattr(KnownNests, "find", lambda self, op: setattr(self, "_asked", None))
+    same_code(graph_opt.parse(text))
+
+
 def test_errors_in_stand_ins_are_where_the_copies_are():
     """The second of two equal calls fails: the message has its place."""
     text = CACHES.replace("%start: i64[], %w: f32[8, 8]) -> f32[S, 8] {\n  %y0", "%s0: i64[], %s1: i64[], %w: f32[8, 8]) -> f32[S, 8] {\n  %y0")
