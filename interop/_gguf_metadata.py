@@ -209,14 +209,14 @@ class Metadata(Mapping[str, Value]):
         """A string.  Without ``default`` the key must be there."""
         value = self._get(key, default)
         if not isinstance(value, str):
-            raise self.fail(key, f"expected a string, found {_kind(value)}")
+            raise self.fail(key, f"expected a string, found {kind_of(value)}")
         return value
 
     def integer(self, key: str, default: int | None = None, *, low: int = 0, high: int = 1 << 62) -> int:
         """An integer from ``low`` to ``high``."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(key, f"expected an integer, found {_kind(value)}")
+            raise self.fail(key, f"expected an integer, found {kind_of(value)}")
         if not low <= value <= high:
             raise self.fail(key, f"expected {low} to {high}, found {value}")
         return value
@@ -225,7 +225,7 @@ class Metadata(Mapping[str, Value]):
         """A finite number."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.fail(key, f"expected a number, found {_kind(value)}")
+            raise self.fail(key, f"expected a number, found {kind_of(value)}")
         if not np.isfinite(value):
             raise self.fail(key, f"expected a finite number, found {value}")
         return float(value)
@@ -234,14 +234,14 @@ class Metadata(Mapping[str, Value]):
         """True or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
-            raise self.fail(key, f"expected true or false, found {_kind(value)}")
+            raise self.fail(key, f"expected true or false, found {kind_of(value)}")
         return value
 
     def strings(self, key: str, default: list[str] | None = None) -> list[str]:
         """An array of strings, decoded at the first question."""
         value = self._get(key, default)
         if not isinstance(value, list):
-            raise self.fail(key, f"expected an array of strings, found {_kind(value)}")
+            raise self.fail(key, f"expected an array of strings, found {kind_of(value)}")
         return value
 
     def length(self, key: str) -> int:
@@ -251,17 +251,18 @@ class Metadata(Mapping[str, Value]):
             return len(value)
         if isinstance(value, _Strings):
             return len(value.starts)
-        raise self.fail(key, f"expected an array, found {_kind(value)}")
+        raise self.fail(key, f"expected an array, found {kind_of(value)}")
 
     def numbers(self, key: str, default: NDArray[Any] | None = None) -> NDArray[Any]:
         """An array of numbers, read-only."""
         value = self._get(key, default)
         if not isinstance(value, np.ndarray):
-            raise self.fail(key, f"expected an array of numbers, found {_kind(value)}")
+            raise self.fail(key, f"expected an array of numbers, found {kind_of(value)}")
         return value
 
 
-def _kind(value: Value) -> str:
+def kind_of(value: Value) -> str:
+    """A value in words; of an array how long it is."""
     if isinstance(value, np.ndarray):
         return f"an array of {len(value)} {value.dtype}"
     if isinstance(value, list):

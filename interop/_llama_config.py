@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from interop._gguf_metadata import Metadata
+from interop._gguf_metadata import Metadata, kind_of
 from interop.gguf import GgufFile
 from ir.diagnostics import Diagnostic, GraphError
 from ir.types import DType, TensorType
@@ -169,11 +169,18 @@ def _check_keys(metadata: Metadata, architecture: str) -> None:
             continue
         if name not in _WITHOUT_EFFECT:
             raise metadata.fail(key, "this key is not known, and might change what the model computes")
-        if metadata[key] not in _WITHOUT_EFFECT[name]:
-            allowed = " or ".join(str(v) for v in _WITHOUT_EFFECT[name])
-            raise metadata.fail(key, f"{quoted(str(metadata[key]))} is not supported, only {allowed}")
+        _check_without_effect(metadata, key, _WITHOUT_EFFECT[name])
     if metadata.integer("split.count", 1) > 1:
         raise metadata.fail("split.count", f"the model is split into {metadata['split.count']} files; join them first")
+
+
+def _check_without_effect(metadata: Metadata, key: str, allowed: tuple[object, ...]) -> None:
+    """Raises GraphError unless a key has one of some values, of that type; a whole number does for a float."""
+    value, kind = metadata[key], type(allowed[0])
+    fits = type(value) is kind or (kind is float and type(value) is int)  # bools are ints, and arrays compare element by element
+    if not fits or value not in allowed:
+        found = quoted(str(value)) if isinstance(value, (bool, int, float, str)) else kind_of(value)
+        raise metadata.fail(key, f"{found} is not supported, only {' or '.join(str(v) for v in allowed)}")
 
 
 def _check_config(metadata: Metadata, c: LlamaConfig) -> None:
