@@ -54,7 +54,7 @@ class QuantizeProducts(Pass):
     share its digits, those whose weights have one type become one product, of which pieces are taken.  ``embedding`` and ``gather`` of
     rows of such a table read it from the packed form, that of the product where it is a weight, too (tied embeddings).  A weight is
     packed once; one that different groups of products share, or that is a table, is packed alone.  ``hoist-to-init`` has that done
-    when the program is loaded; so weights that are not known then (parameters) stay what they are.
+    when the program is loaded; so weights that are not known then (parameters) stay what they are, and empty ones do.
 
     ``digits`` is how many digits of 8 bits an activation has, in units of a scale of its own for every 32 of them (``split_digits``).  With the
     largest magnitude m of 32 activations, each is off by at most m * 2^-22.99 with three digits, m * 2^-15.99 with two and m * 2^-7.98 with
@@ -180,9 +180,11 @@ class _Found:
 
 
 def _is_packable(weight: Value, known: Mapping[Operation, None]) -> bool:
-    """Whether a value is a matrix of blocks that is there when the program is loaded."""
+    """Whether a value is a matrix of blocks that is there when the program is loaded, and not empty."""
     type_ = weight.type
-    return isinstance(type_, TensorType) and type_.dtype.name in FORMATS and type_.rank == 2 and weight.defining_op in known
+    if not isinstance(type_, TensorType) or type_.dtype.name not in FORMATS or type_.rank != 2 or 0 in type_.shape:
+        return False
+    return weight.defining_op in known
 
 
 def _weights(group: list[_Product]) -> tuple[Value, ...]:

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from pass_checks import apply, load, operations
 
+import graph_opt
 from ir.clone import clone_module
 from ir.core import Module
+from ir.diagnostics import GraphError
 from ir.inputs import GeneratedWeights, generate_inputs
 from ir.interpreter import Interpreter
 from ir.printer import print_module
+from ir.types import q4_1, q8_0
 from passes.graph.quantize_products import PRECISIONS, QuantizeProducts
 from passes.infra.base import PassContext
 from passes.infra.verify_exec import compare_modules
@@ -114,6 +117,28 @@ def test_what_stays(body: str) -> None:
     module = load(program(body, "%p", parameters))
     before = print_module(module)
     assert not QuantizeProducts().run(module, PassContext()) and print_module(module) == before
+
+
+@pytest.mark.parametrize("precision", ["f32", "float"])
+@pytest.mark.parametrize(("rows", "size"), [(3, 0), (0, 64), (0, 0)])
+def test_empty_weights_compile(rows: int, size: int, precision: str) -> None:
+    results = f"f32[2, {rows}], f32[S, {size}], f32[S, {size}]"
+    text = f"""
+    graph @main(%x: f32[2, {size}], %w: q4_1[{rows}, {size}], %t: q8_0[{rows}, {size}], %i: i64[S]) -> ({results}) {{
+      %y = linear(%x, %w)
+      %e = embedding(%t, %i)
+      %g = gather(%w, %i, axis=0)
+      return %y, %e, %g
+    }}
+    """
+    constants = {"w": np.zeros((rows, size // 32), q4_1.numpy), "t": np.zeros((rows, size // 32), q8_0.numpy)}
+    run = graph_opt.compile(graph_opt.parse(text), constants=constants, precision=precision)
+    ids = np.array([2, 0, -3][:rows], np.int64)
+    product, embedded, gathered = run(np.zeros((2, size), np.float32), ids)
+    assert np.array_equal(product, np.zeros((2, rows), np.float32))
+    assert embedded.shape == gathered.shape == (len(ids), size)
+    with pytest.raises(GraphError, match="index 3 at position .* out of range" if rows else "no index is in range"):
+        run(np.zeros((2, size), np.float32), np.array([rows], np.int64))
 
 
 @pytest.mark.parametrize(("digits", "bits"), [(3, 22.99), (2, 15.99), (1, 7.98)])
