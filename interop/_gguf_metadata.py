@@ -22,6 +22,7 @@ MAX_NAME = 65535
 _FIRST_READ = 1 << 20
 _CHUNK = 1 << 12  # strings that are scanned at once
 _FEW = 100  # strings that are made at once
+_LARGEST_F32, _SMALLEST_F32 = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
 _SEARCHED_KEYS = 1000  # for "did you mean"
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 
@@ -222,12 +223,14 @@ class Metadata(Mapping[str, Value]):
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """A finite number, also as f32, which programs compute in; above or below 0 it is so there, too."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.fail(key, f"expected a number, found {kind_of(value)}")
         if not np.isfinite(value):
             raise self.fail(key, f"expected a finite number, found {value}")
+        if abs(value) > _LARGEST_F32 or 0 < abs(value) < _SMALLEST_F32:
+            raise self.fail(key, f"{value} is outside of f32: expected a magnitude from {_SMALLEST_F32:.4g} to {_LARGEST_F32:.4g}")
         return float(value)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
@@ -252,6 +255,15 @@ class Metadata(Mapping[str, Value]):
         if isinstance(value, _Strings):
             return len(value.starts)
         raise self.fail(key, f"expected an array, found {kind_of(value)}")
+
+    def sizes(self, key: str) -> NDArray[np.int64]:
+        """The bytes that each string of an array takes; strings are not decoded for this."""
+        value = self._values[key]
+        if isinstance(value, list):
+            return np.array([len(text.encode()) for text in value], np.int64)
+        if isinstance(value, _Strings):
+            return np.diff(value.starts, append=value.end + 8) - 8
+        raise self.fail(key, f"expected an array of strings, found {_kind(value)}")
 
     def numbers(self, key: str, default: NDArray[Any] | None = None) -> NDArray[Any]:
         """An array of numbers, read-only."""

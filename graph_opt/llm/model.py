@@ -117,7 +117,7 @@ class Model:
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to where the answer begins."""
-        return self.tokenizer.encode(chat_text(self.tokenizer, messages), bos=False)
+        return self.tokenizer.encode(chat_text(self.tokenizer, messages), bos=False, most=self.capacity)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """The logits of the token behind those, f32[vocabulary]."""
@@ -138,7 +138,7 @@ class Model:
         if ids is None:
             if not isinstance(prompt, str):
                 raise GraphError(Diagnostic(f"prompt: expected a string, found {type(prompt).__name__}"))
-            tokens = self.tokenizer.encode(prompt)
+            tokens = self.tokenizer.encode(prompt, most=self.capacity)
             if not tokens and self.tokenizer.bos is not None:
                 tokens = [self.tokenizer.bos]  # a model needs something to begin with
         else:

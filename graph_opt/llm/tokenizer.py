@@ -21,6 +21,8 @@ from ir.weights import quoted
 if TYPE_CHECKING:
     from interop._gguf_metadata import Metadata
 
+TOKENS = "tokenizer.ggml.tokens"
+
 ORDINARY, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 """Types of tokens in the metadata; others are treated as ordinary ones."""
 
@@ -110,11 +112,16 @@ class Tokenizer:
     @cached_property
     def tokens(self) -> list[str]:
         """The tokens as the file writes them."""
-        tokens = self.metadata.strings("tokenizer.ggml.tokens")
+        tokens = self.metadata.strings(TOKENS)
         for name, token in (("bos", self.bos), ("eos", self.eos)):
             if token is not None and token >= len(tokens):
                 raise self.metadata.fail(f"tokenizer.ggml.{name}_token_id", f"{token}, but there are {len(tokens)} tokens")
         return tokens
+
+    @cached_property
+    def longest(self) -> int:
+        """The bytes of the longest token as the file writes it: no token stands for more of a text."""
+        return int(self.metadata.sizes(TOKENS).max(initial=1))
 
     @cached_property
     def types(self) -> list[int]:
@@ -153,16 +160,20 @@ class Tokenizer:
 
     # -- to tokens ---------------------------------------------------------------------------------------------------------
 
-    def encode(self, text: str, *, special: bool = True, bos: bool = True) -> list[int]:
+    def encode(self, text: str, *, special: bool = True, bos: bool = True, most: int | None = None) -> list[int]:
         """The tokens of a text.
 
         With ``special`` names of control tokens in it stand for these, as in chat templates; without they are text like any other.  With
-        ``bos`` the begin token comes first, if this tokenizer wants one.
+        ``bos`` the begin token comes first, if this tokenizer wants one.  A text that is longer than ``most`` of the longest tokens is
+        refused without a look at it.
         """
         try:
-            text.encode()
+            size = len(text.encode())
         except UnicodeEncodeError as error:
             raise GraphError(Diagnostic(f"the text is not valid Unicode at letter {error.start}")) from None
+        if most is not None and size > most * self.longest:
+            message = f"the prompt has {size} bytes: more than the capacity of {most} tokens, of which none has more than {self.longest} bytes"
+            raise GraphError(Diagnostic(message, hint="load the model with more"))
         backend = self._backend
         backend.encode_special_tokens = not special
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids

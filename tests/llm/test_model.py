@@ -275,3 +275,16 @@ def test_caches_take_memory_as_they_are_filled(model: Model) -> None:
     assert cache.common([1]) == 0
     cache.ids = [3, 4, 5]
     assert (cache.common([3, 4, 6]), cache.common([3, 4, 5, 6]), cache.common([3]), cache.common([])) == (2, 3, 1, 0)
+
+
+def test_texts_that_can_not_fit_are_not_looked_at(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = max(len(t.encode()) for t in model.tokenizer.tokens)
+    assert model.tokenizer.longest == longest == len("<|endoftext|>")
+    with pytest.raises(GraphError, match=f"the prompt has {longest * CONTEXT} tokens"):
+        model.generate("x" * (longest * CONTEXT))
+    monkeypatch.setattr(model.tokenizer, "_backend", None)
+    message = f"the prompt has {longest * CONTEXT + 1} bytes: more than the capacity of {CONTEXT} tokens, of which none has more than {longest} bytes"
+    with pytest.raises(GraphError, match=message):
+        model.generate("x" * (longest * CONTEXT + 1))
+    with pytest.raises(GraphError, match="bytes: more than the capacity"):
+        model.chat([{"role": "user", "content": "é" * (longest * CONTEXT // 2)}])
