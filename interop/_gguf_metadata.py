@@ -263,7 +263,7 @@ class Metadata(Mapping[str, Value]):
             return np.array([len(text.encode()) for text in value], np.int64)
         if isinstance(value, _Strings):
             return np.diff(value.starts, append=value.end + 8) - 8
-        raise self.fail(key, f"expected an array of strings, found {_kind(value)}")
+        raise self.fail(key, f"expected an array of strings, found {kind_of(value)}")
 
     def numbers(self, key: str, default: NDArray[Any] | None = None) -> NDArray[Any]:
         """An array of numbers, read-only."""
