@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -346,18 +347,18 @@ def packed_values(packed: NDArray[np.uint8]) -> NDArray[np.float64]:
     return values.reshape(len(values), -1).astype(np.float32).astype(np.float64)
 
 
-def _infer_packed_embedding(packed: TensorType, ids: TensorType, rows: int) -> TensorType:
+def _infer_packed_embedding(packed: TensorType, ids: TensorType, rows: int, named: str) -> TensorType:
     packed_format(packed)
     _check_rows(packed, rows)
     return TensorType(f32, (*ids.shape, packed.shape[1] * BLOCK))
 
 
 @op(infer=_infer_packed_embedding, traps=True)
-def packed_embedding(packed: Integer, ids: Integer, *, rows: int) -> Tensor:
+def packed_embedding(packed: Integer, ids: Integer, *, rows: int, named: Literal["embedding", "gather"] = "embedding") -> Tensor:
     """Rows of packed weights that the ids name, as floats: ``embedding`` of the table that ``pack_rows`` has packed.
 
     The table has ``rows`` rows.  An id outside -rows to rows-1 (negative ones count from the end) is an error that names its position and
-    value, as in ``embedding``.  A value is d * (q - offset) or d * q + m, rounded to f32.
+    value, and what the operation was ``named`` before.  A value is d * (q - offset) or d * q + m, rounded to f32.
 
     Example::
 
@@ -367,4 +368,4 @@ def packed_embedding(packed: Integer, ids: Integer, *, rows: int) -> Tensor:
           return %y
         }
     """
-    return packed_values(packed)[checked("embedding", ids, rows, 0)]
+    return packed_values(packed)[checked(named, ids, rows, 0)]

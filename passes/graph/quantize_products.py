@@ -230,7 +230,7 @@ class _Rewriting:
     def _table(self, op: Operation, table: Value) -> None:
         packed = self._pack((table,), op, table.name)
         with Builder.before_op(op):
-            rows = packed_embedding(packed, op.operands[1], rows=_rows(table))
+            rows = packed_embedding(packed, op.operands[1], rows=_rows(table), named=op.definition.text_name)
         replace_op(op, [rows])
 
     def _products(self, group: list[_Product]) -> None:

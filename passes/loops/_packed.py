@@ -109,11 +109,11 @@ class Values:
         return mulf(scale, q) if minimum is None else fma(scale, q, minimum)  # type: ignore[no-any-return]
 
 
-def gather_rows(weights: Weights, ids: Value, out: Value, rows: int) -> None:
+def gather_rows(weights: Weights, ids: Value, out: Value, rows: int, named: str) -> None:
     """``packed_embedding``: all ids are looked at first, then every row is taken from its panel, word by word."""
     shape = buffer_type(ids).shape
     places: list[tuple[str, Dim, Dim]] = [(f"i{n}" if len(shape) > 1 else "i", 0, size) for n, size in enumerate(shape)]
-    _check_ids(ids, rows, places)
+    _check_ids(ids, rows, named, places)
     total: Dim = 1
     for size in shape:
         total = total * size
@@ -134,10 +134,10 @@ def gather_rows(weights: Weights, ids: Value, out: Value, rows: int) -> None:
     parallel([("row", 0, total)], row, tag="rows")
 
 
-def _check_ids(ids: Value, rows: int, places: list[tuple[str, Dim, Dim]]) -> None:
+def _check_ids(ids: Value, rows: int, named: str, places: list[tuple[str, Dim, Dim]]) -> None:
     lowest, count = number(-rows, index, "lowest"), number(rows, index, "count")
     where = " at position [{1}]" if len(places) == 1 else ""  # there is no room for more
-    message = f"packed_embedding: embedding index {{0}}{where} is out of range for axis 0: expected -{rows} <= index < {rows}"
+    message = f"{named}: {named} index {{0}}{where} is out of range for axis 0: expected -{rows} <= index < {rows}"
 
     def look(*at: Dim) -> None:
         found = to_index(load(ids, *at, name="id"))

@@ -84,7 +84,7 @@ class LowerDigits(Pass):
             "split_digits": lambda op, operands, results: split_rows(operands[0], *results),
             "digit_linear": self._digits,
             "packed_linear": self._floats,
-            "packed_embedding": lambda op, operands, results: gather_rows(weights_of(operands[0], _format(op)), operands[1], results[0], _rows(op)),
+            "packed_embedding": _embedding,
         }
         changed, known = False, Known()
         at_load_time = load_time_graphs(module)
@@ -116,9 +116,9 @@ def _format(op: Operation) -> Format:
     return packed_format(packed.type)
 
 
-def _rows(op: Operation) -> int:
+def _embedding(op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
     rows: Any = op.attribute("rows")
-    return int(rows)
+    gather_rows(weights_of(operands[0], _format(op)), operands[1], results[0], int(rows), str(op.attribute("named")))
 
 
 def _is_known(op: Operation) -> bool:

@@ -121,3 +121,5 @@ def test_refused() -> None:
         d.pack_rows(random_weights("q4_1", 40, 64), random_weights("q4_0", 40, 64))
     with pytest.raises(ExecutionError, match=r"embedding index 40 at position \[1\] is out of range"):
         d.packed_embedding(packed, np.array([0, 40]), rows=40)
+    with pytest.raises(ExecutionError, match=r"gather index -41 at position \[0\] is out of range"):
+        d.packed_embedding(packed, np.array([-41, 0]), rows=40, named="gather")

@@ -119,6 +119,17 @@ def test_what_stays(body: str) -> None:
     assert not QuantizeProducts().run(module, PassContext()) and print_module(module) == before
 
 
+@pytest.mark.parametrize("operation", ["embedding(%t, %i)", "gather(%t, %i)", "gather(%t, %i, axis=-2)"])
+def test_an_id_out_of_range_names_what_was_written(operation: str) -> None:
+    name = operation.partition("(")[0]
+    text = f"graph @main(%t: q4_1[40, 64], %i: i64[2]) -> f32[2, 64] {{\n  %e = {operation}\n  return %e\n}}"
+    run = graph_opt.compile(graph_opt.parse(text), constants={"t": np.zeros((40, 2), q4_1.numpy)})
+    with pytest.raises(GraphError) as caught:
+        run(np.array([0, 40]))
+    assert f"error: {name}: {name} index 40 at position [1] is out of range for axis 0: expected -40 <= index < 40" in str(caught.value)
+    assert f"%e = {operation}" in str(caught.value) and "packed" not in str(caught.value)
+
+
 @pytest.mark.parametrize("precision", ["f32", "float"])
 @pytest.mark.parametrize(("rows", "size"), [(3, 0), (0, 64), (0, 0)])
 def test_empty_weights_compile(rows: int, size: int, precision: str) -> None:
