@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import dialects
 from graph_opt.binding import Sources, at_location, bind_constants, bind_files, given_arrays, plain_array
 from graph_opt.executable import Executable
-from graph_opt.kept import Kept, place_in_cache
+from graph_opt.kept import READING, Kept, place_in_cache
 from ir.clone import clone_module
 from ir.core import Graph, Module
 from ir.diagnostics import Diagnostic, Diagnostics, GraphError, NamedLocation, Source, did_you_mean
@@ -199,7 +199,7 @@ class _Asked:
         found = self._from_cache(kept, folder) if kept is not None else None
         if found is not None:
             return found
-        self.tell("reading the program")
+        self.tell(READING)
         return self.compiled(parse(text, name), folder, kept)
 
     def _from_cache(self, kept: Kept, folder: Path | None) -> Executable | None:

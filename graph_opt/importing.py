@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from graph_opt.commands import write_output
+from graph_opt.llm.vocabulary import TOKENS, check_numbered
 from interop.gguf import GgufFile
 from interop.llama import FILE, import_llama
 from ir.diagnostics import Diagnostic, GraphError, NamedLocation
@@ -20,6 +21,8 @@ def import_model(args: argparse.Namespace) -> int:
     try:
         gguf = GgufFile(args.file)
         try:
+            if TOKENS in gguf.metadata:
+                check_numbered(gguf.metadata)
             text = import_llama(gguf, inside)
         finally:
             gguf.close()

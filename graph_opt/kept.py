@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 POISON = "GRAPH_OPT_POISON"
 """Set to 1, workspaces and memory that is free are filled with NaN, so that reads of what was never written show."""
 
+READING = "reading the program"
+"""What is said first of a program that is not in the cache, and will be compiled."""
 
 WEIGHTS = "weights"
 """What is said of a program from the cache when only its weights are still read and packed, by a thread that leaves Python to others."""

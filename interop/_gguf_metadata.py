@@ -198,12 +198,16 @@ class Metadata(Mapping[str, Value]):
     def fail(self, key: str, what: str) -> GraphError:
         return GraphError(f"{self.where}: metadata {quoted(key)}: {what}")
 
+    def missing(self, key: str) -> GraphError:
+        """The complaint that a key is not there."""
+        hint = did_you_mean(key, (k for k in islice(self._values, _SEARCHED_KEYS) if k.isprintable()))
+        return GraphError(Diagnostic(f"{self.where}: the metadata have no {quoted(key)}", None, hint))
+
     def _get(self, key: str, default: Value | None) -> Value:
         if key in self._values:
             return self[key]
         if default is None:
-            hint = did_you_mean(key, (k for k in islice(self._values, _SEARCHED_KEYS) if k.isprintable()))
-            raise GraphError(Diagnostic(f"{self.where}: the metadata have no {quoted(key)}", None, hint))
+            raise self.missing(key)
         return default
 
     def text(self, key: str, default: str | None = None) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graph_opt.api import Device, compile, compile_text, parse
-from graph_opt.binding import bind_files
-from graph_opt.kept import WEIGHTS
+from graph_opt.binding import at_location, bind_files
+from graph_opt.kept import READING, WEIGHTS
 from graph_opt.llm.cache import KeyValueCache
 from graph_opt.llm.tokenizer import Tokenizer
 from interop.gguf import GgufFile
@@ -84,6 +84,8 @@ def load_program(path: Path, threads: int | None, precision: str, device: Device
         tokenizer = Tokenizer(gguf.metadata)
 
         def tell(text: str) -> None:
+            if text == READING:  # it will be compiled, which takes long
+                _check(tokenizer, path)
             if text == WEIGHTS:  # now Python has nothing else to do
                 tokenizer.prepare()
             if progress is not None:
@@ -94,11 +96,20 @@ def load_program(path: Path, threads: int | None, precision: str, device: Device
     return Program(executable, tokenizer, device)
 
 
+def _check(tokenizer: Tokenizer, path: Path) -> None:
+    try:
+        tokenizer.check()
+    except GraphError as error:
+        raise at_location(error, NamedLocation(str(path), 1, 1)) from None
+
+
 def _compiled(gguf: GgufFile, path: Path, threads: int, precision: str, device: Device, progress: Progress | None) -> Executable:
     from interop.llama import FILE, draft_llama
 
     text, name = draft_llama(gguf), f"<import of {path}>"
     if device == "reference":
+        if progress is not None:
+            progress(READING)
         return compile(parse(text, name), "main", device=device, threads=threads, files={FILE: path}, precision=precision, progress=progress)
     return compile_text(text, name, "main", threads=threads, files={FILE: path}, precision=precision, progress=progress)
 

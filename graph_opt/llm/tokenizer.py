@@ -15,16 +15,25 @@ from typing import TYPE_CHECKING, Any
 
 from graph_opt.ahead import Ahead
 from graph_opt.llm.extras import extra
+from graph_opt.llm.vocabulary import (
+    BYTE,
+    CONTROL,
+    MERGES,
+    ORDINARY,
+    SCORES,
+    TOKENS,
+    TYPES,
+    UNKNOWN,
+    USER_DEFINED,
+    check_merges,
+    check_vocabulary,
+    not_two,
+)
 from ir.diagnostics import Diagnostic, GraphError, did_you_mean
 from ir.weights import quoted
 
 if TYPE_CHECKING:
     from interop._gguf_metadata import Metadata
-
-TOKENS = "tokenizer.ggml.tokens"
-
-ORDINARY, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
-"""Types of tokens in the metadata; others are treated as ordinary ones."""
 
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<EOT>", "</s>")
 """Control tokens that end a text or a turn, whatever the metadata calls the end."""
@@ -86,8 +95,9 @@ class Tokenizer:
         self.metadata = metadata
         self.model = metadata.text("tokenizer.ggml.model")
         if self.model not in ("gpt2", "llama"):
-            raise metadata.fail("tokenizer.ggml.model", f"there is no tokenizer '{self.model}', known are gpt2 and llama")
+            raise metadata.fail("tokenizer.ggml.model", f"there is no tokenizer {quoted(self.model)}, known are gpt2 and llama")
         self._pre = self._pre_tokenizer()
+        check_vocabulary(metadata, scored=self.model == "llama")
         default = self.model == "llama" or self._pre.bos
         self.bos = self._number("bos")
         self.eos = self._number("eos")
@@ -112,11 +122,7 @@ class Tokenizer:
     @cached_property
     def tokens(self) -> list[str]:
         """The tokens as the file writes them."""
-        tokens = self.metadata.strings(TOKENS)
-        for name, token in (("bos", self.bos), ("eos", self.eos)):
-            if token is not None and token >= len(tokens):
-                raise self.metadata.fail(f"tokenizer.ggml.{name}_token_id", f"{token}, but there are {len(tokens)} tokens")
-        return tokens
+        return self.metadata.strings(TOKENS)
 
     @cached_property
     def longest(self) -> int:
@@ -126,17 +132,14 @@ class Tokenizer:
     @cached_property
     def types(self) -> list[int]:
         """The type of each token."""
-        if "tokenizer.ggml.token_type" not in self.metadata:
-            return [ORDINARY] * len(self.tokens)
-        return self._numbers("token_type")
+        types: list[int] = self.metadata.numbers(TYPES).tolist() if TYPES in self.metadata else [ORDINARY] * len(self.tokens)
+        return types
 
-    def _numbers(self, name: str) -> list[Any]:
-        """A number for each token."""
-        key = f"tokenizer.ggml.{name}"
-        found: list[Any] = self.metadata.numbers(key).tolist()
-        if len(found) != len(self.tokens):
-            raise self.metadata.fail(key, f"{len(found)} numbers for {len(self.tokens)} tokens")
-        return found
+    def check(self) -> None:
+        """Raises GraphError for all that is wrong with the lists of tokens; what is quickly found out was when this object was made."""
+        ids = self.ids  # no token stands there twice
+        if self.model == "gpt2":
+            check_merges(self.metadata, ids)
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -144,7 +147,7 @@ class Tokenizer:
         ids = {token: i for i, token in enumerate(self.tokens)}
         if len(ids) != len(self.tokens):
             twice = next(token for i, token in enumerate(self.tokens) if ids[token] != i)
-            raise self.metadata.fail("tokenizer.ggml.tokens", f"token {quoted(twice)} stands there twice")
+            raise self.metadata.fail(TOKENS, f"token {quoted(twice)} stands there twice")
         return ids
 
     @cached_property
@@ -209,15 +212,15 @@ class Tokenizer:
         return made
 
     def _bytes_model(self, package: Any) -> Any:
-        pairs = [merge.split(" ", 1) for merge in self.metadata.strings("tokenizer.ggml.merges")]
+        pairs = [merge.split(" ", 1) for merge in self.metadata.strings(MERGES)]
         for number, pair in enumerate(pairs):
             if len(pair) != 2:
-                raise self.metadata.fail("tokenizer.ggml.merges", f"merge {number}, {quoted(pair[0])}: expected two tokens with a space between")
+                raise not_two(self.metadata, number, pair[0])
         return package.models.BPE(vocab=self.ids, merges=[(a, b) for a, b in pairs], ignore_merges=self._pre.whole_parts)
 
     def _score_model(self, package: Any) -> Any:
         """Two neighbours are joined where that makes a token, the one of the highest score first."""
-        scores, ids = self._numbers("scores"), self.ids
+        scores, ids = self.metadata.numbers(SCORES).tolist(), self.ids
         joined = [i for i, t in enumerate(self.types) if t not in (UNKNOWN, CONTROL, BYTE)]
         joined.sort(key=scores.__getitem__, reverse=True)
         pairs = [

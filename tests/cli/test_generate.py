@@ -204,3 +204,10 @@ def test_without_the_extra_packages(file: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     assert "needs the package tokenizers: not there" in done.stderr and "pip install graph-opt[llm]" in done.stderr
+
+
+def test_import_refuses_end_tokens_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metadata = {**tiny_metadata(Tiny()), "tokenizer.ggml.eos_token_id": 272}
+    (tmp_path / "t.gguf").write_bytes(gguf_bytes(metadata, tiny_tensors(Tiny(), 272)))
+    assert main(["import", str(tmp_path / "t.gguf")]) == 1
+    assert "t.gguf:1:1: error: metadata 'tokenizer.ggml.eos_token_id': 272, but there are 272 tokens" in capsys.readouterr().err

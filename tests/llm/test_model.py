@@ -288,3 +288,15 @@ def test_texts_that_can_not_fit_are_not_looked_at(model: Model, monkeypatch: pyt
         model.generate("x" * (longest * CONTEXT + 1))
     with pytest.raises(GraphError, match="bytes: more than the capacity"):
         model.chat([{"role": "user", "content": "é" * (longest * CONTEXT // 2)}])
+
+
+def test_a_bad_tokenizer_is_found_before_anything_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPH_OPT_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "t.gguf"
+    metadata = {**tiny_metadata(Tiny()), "tokenizer.ggml.merges": ["a zz"]}
+    file.write_bytes(gguf_bytes(metadata, tiny_tensors(Tiny(), 272)))
+    for device in ("cpu", "reference"):
+        told: list[str] = []
+        with pytest.raises(GraphError, match=r"t\.gguf:1:1: error: .*merge 0, 'a zz': 'zz' is no token"):
+            load(file, device=device, progress=told.append)  # type: ignore[arg-type]
+        assert set(told) <= {"reading the model", "reading the program"}

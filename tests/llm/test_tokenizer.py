@@ -125,6 +125,15 @@ def test_space_prefix(made: Any) -> None:
         ({"tokenizer.ggml.tokens": ["a", "b", "a"]}, "token 'a' stands there twice"),
         ({"tokenizer.ggml.token_type": Typed("i32", [1, 1])}, "2 numbers for 272 tokens"),
         ({"tokenizer.ggml.eos_token_id": 999}, "'tokenizer.ggml.eos_token_id': 999, but there are 272 tokens"),
+        ({"tokenizer.ggml.eot_token_id": 272}, "'tokenizer.ggml.eot_token_id': 272, but there are 272 tokens"),
+        ({"tokenizer.ggml.eom_token_id": "x"}, "expected an integer, found the string 'x'"),
+        ({"tokenizer.ggml.bos_token_id": 1.0}, "expected an integer, found 1.0"),
+        ({"tokenizer.ggml.token_type": Typed("f32", [1.0] * 272)}, "'tokenizer.ggml.token_type': expected integers, found an array of float32"),
+        ({"tokenizer.ggml.token_type": "x"}, "expected an array of numbers, found the string 'x'"),
+        ({"tokenizer.ggml.tokens": []}, "'tokenizer.ggml.tokens': there are none"),
+        ({"tokenizer.ggml.tokens": ["a", "b" * 1025, "c"]}, "token 1 has 1025 bytes, at most 1024 are allowed"),
+        ({"tokenizer.ggml.merges": 1}, "'tokenizer.ggml.merges': expected an array of strings, found 1"),
+        ({"tokenizer.ggml.model": "\x1b[2J" + "x" * 10**5}, "there is no tokenizer '\\x1b[2Jxxx"),
         ({"tokenizer.ggml.merges": ["abc"]}, "merge 0, 'abc': expected two tokens with a space between"),
         ({"tokenizer.ggml.merges": ["a zz"]}, "its tokens and merges make no tokenizer"),
     ],
@@ -135,7 +144,48 @@ def test_what_does_not_fit_is_refused(made: Any, change: dict[str, Any], message
         del metadata["tokenizer.ggml.token_type"]
     with pytest.raises(GraphError) as caught:
         made(metadata).encode("a")
-    assert message in str(caught.value)
+    assert message in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("key", ["tokens", "merges", "scores"])
+def test_lists_that_are_missing(made: Any, key: str) -> None:
+    metadata = scored() if key == "scores" else tokenizer_metadata()
+    del metadata[f"tokenizer.ggml.{key}"]
+    with pytest.raises(GraphError, match=f"the metadata have no 'tokenizer.ggml.{key}'"):
+        made(metadata)
+
+
+def test_scores_that_are_no_numbers(made: Any) -> None:
+    metadata = scored()
+    metadata["tokenizer.ggml.scores"].value[260] = float("nan")
+    with pytest.raises(GraphError, match=r"'tokenizer\.ggml\.scores': one of them is no number"):
+        made(metadata)
+
+
+def test_names_that_take_all_memory_are_refused(made: Any) -> None:
+    tokens = [f"{i:1024d}" for i in range(1025)]
+    metadata = {**tokenizer_metadata(), "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": Typed("i32", [1] * 1025)}
+    made(metadata)
+    with pytest.raises(GraphError, match="control and user-defined tokens have 1049600 bytes together, at most 1048576"):
+        made({**metadata, "tokenizer.ggml.token_type": Typed("i32", [3, 4] * 512 + [3])})
+
+
+@pytest.mark.parametrize(
+    ("merge", "message"),
+    [("a zz", "merge 0, 'a zz': 'zz' is no token"), ("h l", "merge 0, 'h l': 'hl' is no token"), ("abc", "expected two tokens with a space")],
+)
+def test_merges_are_looked_at_before_anything_is_compiled(made: Any, merge: str, message: str) -> None:
+    made(tokenizer_metadata()).check()
+    made(scored()).check()
+    with pytest.raises(GraphError, match=message):
+        made({**tokenizer_metadata(), "tokenizer.ggml.merges": [merge]}).check()
+
+
+def test_sizes_of_strings(made: Any) -> None:
+    for count in (3, 101, 5000):
+        tokens = [f"é{i}" * (i % 90) for i in range(count)]
+        found = made({**tokenizer_metadata(), "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": Typed("i32", [1] * count)})
+        assert found.metadata.sizes("tokenizer.ggml.tokens").tolist() == [len(t.encode()) for t in tokens]
 
 
 def test_a_file_without_tokenizer_says_so(made: Any) -> None:
