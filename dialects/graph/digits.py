@@ -62,9 +62,9 @@ def split_digits(x: Float, *, digits: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     off by at most s / 2: by m * 2^-22.99 with three digits, m * 2^-15.99 with two, m * 2^-7.98 with one (the last two to 2^-23 of x
     besides).  Three digits keep integers below 2^22 exact, as a scale that is no power of two would not.
 
-    s is never below 2^-100: of what is smaller than 8355000 * 2^-100 = 2^-77 (32639 * 2^-100, 127 * 2^-100), multiples of 2^-100
-    remain.  Where a block has a NaN or an infinity, its digits and sums are 0 and its scale and total are NaN: so is every number that is
-    made of it.
+    s is never below 2^-100: with m below 8355000 * 2^-100 = 2^-77 (32639 * 2^-100 = 2^-85, 127 * 2^-100 = 2^-93), multiples of
+    2^-100 remain, and an element is off by at most 2^-101 instead.  Where a block has a NaN or an infinity, its digits and sums are 0
+    and its scale and total are NaN: so is every number that is made of it.
 
     Example::
 
@@ -278,6 +278,11 @@ def digit_linear(digits: Integer, scales: Float, sums: Integer, packed: Integer,
 
     which is 6 roundings a block; so y is within (6 + K/32 * 2) * 2^-24 of the sum of magnitudes of what is added, and a row has the same bits
     whatever the other rows are.  Next to x @ W^T there is the error of ``split_digits`` besides.
+
+    Near the limits of f32 there may be infinities and NaNs where x @ W^T is finite, as d * q and m are multiplied by x apart, m by a sum of
+    32: so 3.4e38 times the weight -0.1 = 0.1 * 15 - 1.6 is an infinity.  There are none where the sum of abs(x) in every block, and the
+    sum over k of (abs(d * (q - offset)) + abs(m)) * abs(x[k]), are below 2^126, and elements of x below 2^118.  That is so for
+    all finite weights if the sum over k of abs(x[k]) is below 2^102 = 5e30.
 
     Example::
 

@@ -58,8 +58,8 @@ class QuantizeProducts(Pass):
 
     ``digits`` is how many digits of 8 bits an activation has, in units of a scale of its own for every 32 of them (``split_digits``).  With the
     largest magnitude m of 32 activations, each is off by at most m * 2^-22.99 with three digits, m * 2^-15.99 with two and m * 2^-7.98 with
-    one; sums over them are exact integers, and blocks of 32 are added in f32.  With 0 activations stay floats, and weights are
-    rounded to f32 (``packed_linear``).
+    one, or by 2^-101 where that is more, as scales stop at 2^-100; sums over them are exact integers, and blocks of 32 are added in f32.
+    With 0 activations stay floats, and weights are rounded to f32 (``packed_linear``).
     """
 
     preserves: ClassVar[Literal["bits", "values", "approximate"]] = "approximate"

@@ -54,6 +54,15 @@ def test_small_blocks(count: int) -> None:
     assert integers(found)[:, 0, 0].tolist() == [0, 0, 1, -1]
 
 
+@pytest.mark.parametrize(("count", "bits"), [(3, 22.99), (2, 15.99), (1, 7.98)])
+def test_small_blocks_are_within_their_bound(count: int, bits: float) -> None:
+    x = np.float32(np.random.default_rng(4).standard_normal((60, 32)) * 2.0 ** np.arange(-130, -70)[:, None])
+    found, scales, _ = d.split_digits(x, digits=count)
+    off = np.abs(integers(found)[:, 0] * scales[:, 0, :1].astype(np.float64) - x).max(axis=1)
+    bound = np.abs(x).max(axis=1).astype(np.float64) * 2.0**-bits
+    assert (off <= np.maximum(bound, 2.0**-101)).all() and (off > bound).any()
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_what_is_not_finite_makes_its_block_nan(value: float, count: int) -> None:

@@ -97,6 +97,21 @@ def test_what_is_not_finite_reaches_the_whole_row_and_no_other(digits: int, valu
     assert np.isnan(y[4]).all() and np.delete(y, 4, 0).tobytes() == np.delete(clean, 4, 0).tobytes()
 
 
+@pytest.mark.parametrize("digits", [1, 2, 3])
+@pytest.mark.parametrize("format_", FORMATS)
+def test_large_activations_are_finite_up_to_the_bound(format_: str, digits: int) -> None:
+    """Whatever finite weights there are, if the magnitudes of a row add up to less than 2^102."""
+    stored, x = random_weights(format_, 40, 64), activations(5, 64)
+    for name in ("d", "m") if "m" in (stored.dtype.names or ()) else ("d",):
+        stored[name] = np.where(stored[name] < 0, -65504, 65504)
+    x *= np.float32(2.0**101) / np.abs(x).sum(axis=1, keepdims=True)
+    x[4, 1:], x[4, 0] = 0.0, 2.0**101
+    packed = d.pack_rows(stored)
+    found = graph_opt.compile(graph_opt.parse(product_text(format_, 40, 64, digits)))(x, packed)
+    y, bound = reference(x, packed, 40, digits)
+    assert np.isfinite(found).all() and (np.abs(found - y.astype(np.float64)) <= bound).all()
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_split_digits_gives_the_bits_of_the_reference(count: int) -> None:
     special = [0.0, -0.0, 1e-45, 1.2e-38, 2.0**-126, 3.4e38, -3.4e38, 8355000, 8355001, 1.5, -2.5, np.nan, np.inf, 127, 127.5, 0.5]
