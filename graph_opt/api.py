@@ -26,6 +26,9 @@ assert dialects  # defines the operations
 Device = Literal["cpu", "reference"]
 DEVICES: tuple[str, ...] = ("cpu", "reference")
 MAX_THREADS = 256
+MAX_PROGRAM = 1 << 28
+"""Bytes of a program's text."""
+
 DEFAULT_DEVICE: Device = "cpu"
 
 
@@ -58,12 +61,16 @@ def read_program(name: str) -> bytes:
         raise GraphError(Diagnostic(message, NamedLocation("<text>", 1, 1), "graph_opt.parse(text) reads it"))
     start = NamedLocation(name, 1, 1)
     try:
-        return Path(name).read_bytes()
+        with open(name, "rb") as file:
+            data = file.read(MAX_PROGRAM + 1)
     except FileNotFoundError:
         raise GraphError(Diagnostic("there is no such file", start, _near_file(name))) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise GraphError(Diagnostic(f"can't be read: {reason}", start)) from None
+    if len(data) > MAX_PROGRAM:  # a device without end, for instance
+        raise GraphError(Diagnostic(f"a program has at most {MAX_PROGRAM} bytes", start))
+    return data
 
 
 def _near_file(name: str) -> str | None:

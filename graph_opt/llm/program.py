@@ -14,6 +14,7 @@ from graph_opt.binding import at_location, bind_files
 from graph_opt.kept import READING, WEIGHTS
 from graph_opt.llm.cache import KeyValueCache
 from graph_opt.llm.tokenizer import Tokenizer
+from interop._files import RegularFile
 from interop.gguf import GgufFile
 from ir.core import Graph, Module, WeightFile
 from ir.diagnostics import Diagnostic, GraphError, NamedLocation
@@ -106,7 +107,8 @@ def _check(tokenizer: Tokenizer, path: Path) -> None:
 def _compiled(gguf: GgufFile, path: Path, threads: int, precision: str, device: Device, progress: Progress | None) -> Executable:
     from interop.llama import FILE, draft_llama
 
-    text, name = draft_llama(gguf), f"<import of {path}>"
+    # The text goes nowhere: it has a name that can be written, and is the same wherever the file is.
+    text, name = draft_llama(gguf, "model.gguf"), f"<import of {path}>"
     if device == "reference":
         if progress is not None:
             progress(READING)
@@ -115,14 +117,15 @@ def _compiled(gguf: GgufFile, path: Path, threads: int, precision: str, device: 
 
 
 def _is_gguf(path: Path) -> bool:
+    """Whether it is one by its first bytes.  What is no regular file may have no end, or never begin."""
+    place = NamedLocation(str(path), 1, 1)
     try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except FileNotFoundError:
-        raise GraphError(Diagnostic("there is no such file", NamedLocation(str(path), 1, 1))) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise GraphError(Diagnostic(f"can't be read: {reason}", NamedLocation(str(path), 1, 1))) from None
+        with RegularFile(path) as file:
+            return file.read_at(0, min(4, file.size)) == b"GGUF"
+    except GraphError as error:
+        if not os.path.lexists(path):
+            raise GraphError(Diagnostic("there is no such file", place)) from None
+        raise at_location(error, place) from None
 
 
 def _weights_of(declared: Mapping[str, WeightFile], files: Files | None, path: Path) -> GgufFile:

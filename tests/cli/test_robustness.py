@@ -152,3 +152,8 @@ def test_inout_arrays_may_not_overlap() -> None:
             program(a, b, one, place)
     with pytest.raises(graph_opt.GraphError, match="share memory"):
         program(np.lib.stride_tricks.as_strided(memory, (4,), (0,)), memory[4:], one, place)
+
+
+def test_a_program_has_an_end() -> None:
+    with pytest.raises(graph_opt.GraphError, match=r"/dev/zero:1:1: error: a program has at most 268435456 bytes"):
+        graph_opt.load("/dev/zero")

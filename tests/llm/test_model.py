@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -214,8 +215,13 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF\x03\0\0\0")
     with pytest.raises(GraphError, match="too few"):
         load(tmp_path / "bad.gguf")
-    with pytest.raises(GraphError, match="can't be read"):
+    with pytest.raises(GraphError, match="it is a folder, not a regular file"):
         load(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(GraphError, match="it is a pipe, not a regular file"):
+        load(tmp_path / "pipe")
+    with pytest.raises(GraphError, match=r"/dev/zero:1:1: error: .*it is a device, not a regular file"):
+        load("/dev/zero")
 
 
 def test_a_graph_of_another_form(path: Path, tmp_path: Path) -> None:
@@ -300,3 +306,13 @@ def test_a_bad_tokenizer_is_found_before_anything_is_compiled(tmp_path: Path, mo
         with pytest.raises(GraphError, match=r"t\.gguf:1:1: error: .*merge 0, 'a zz': 'zz' is no token"):
             load(file, device=device, progress=told.append)  # type: ignore[arg-type]
         assert set(told) <= {"reading the model", "reading the program"}
+
+
+def test_a_name_that_is_no_text(path: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPH_OPT_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / 'a\udcff"$.gguf'
+    file.write_bytes(path.read_bytes())
+    ids = model.tokenizer.encode("hello world")
+    np.testing.assert_array_equal(load(file, device="reference").logits(ids), fresh(model).logits(ids))
+    cold = load(file, 1).logits(ids)
+    np.testing.assert_array_equal(load(file, 1).logits(ids), cold)
