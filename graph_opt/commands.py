@@ -68,9 +68,9 @@ def optimize(args: argparse.Namespace) -> int:
     _check_emit(args)
     module = _read(args)
     sources = bind_files(module, pairs(args.files, "--file"), _folder(args), required=False)
-    if args.graph is not None:
-        find_graph(module, args.graph)
-    entry = find_graph(module, args.graph) if args.emit in TARGETS else None
+    entry = find_graph(module, args.graph) if args.graph is not None or args.emit in TARGETS else None
+    if entry is not None:
+        keep_reachable(module, entry)
     if args.emit in LEVELS:
         _check_level(module, args)
     if args.emit is not None and args.pipeline is None:
@@ -99,7 +99,7 @@ def optimize(args: argparse.Namespace) -> int:
         manager.run(module)
     finally:
         _report_passes(manager, args)
-    if entry is not None:
+    if entry is not None and args.emit in TARGETS:
         from graph_opt.native import emit_target
 
         write_output(emit_target(module, module.graphs[entry.name], args.emit), args)
@@ -324,7 +324,7 @@ def explain_fusion(args: argparse.Namespace) -> int:
     module = _read(args)
     sources = bind_files(module, pairs(args.files, "--file"), _folder(args), required=False)
     if args.graph is not None:
-        find_graph(module, args.graph)
+        keep_reachable(module, find_graph(module, args.graph))
     _apply_shapes(module, args)
     _check_types(module, "linalg")
     operations = fusion_report.operations_by_place(module)

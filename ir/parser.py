@@ -13,7 +13,7 @@ from typing import Any
 
 from ir.construct import Constructor
 from ir.core import Module
-from ir.diagnostics import Diagnostic, Diagnostics, GraphError, Location, Source
+from ir.diagnostics import Diagnostic, Diagnostics, GraphError, Location, NamedLocation, Source
 from ir.literals import LiteralProblem
 from ir.tokens import Comment, Lexer, Token, describe_bad
 from ir.types import Type
@@ -162,13 +162,19 @@ def check_text(text: str, name: str) -> str:
 
 def decode_text(data: bytes, name: str) -> str:
     """Program text from bytes: UTF-8, with or without a byte-order mark.  Raises GraphError at the first bad byte."""
+    if data.startswith(b"GGUF"):  # a model, not text
+        hint = "graph-opt import writes its program, graph-opt generate lets it speak"
+        raise GraphError(Diagnostic("this is a GGUF file, expected the text of a program", NamedLocation(name, 1, 1), hint))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         good = data[: error.start].decode("utf-8-sig", "replace")
         source = Source(name, good)
         what = "UTF-16 text" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else f"byte 0x{data[error.start]:02x}"
-        raise GraphError(Diagnostic(f"not UTF-8: {what}", Location(source, len(good)), "save the file as UTF-8")) from None
+        place: Location | NamedLocation = Location(source, len(good))
+        if "\0" in good:  # nothing that a line could be shown of
+            place = NamedLocation(name, *source.line_col(len(good)))
+        raise GraphError(Diagnostic(f"not UTF-8: {what}", place, "save the file as UTF-8")) from None
     return text
 
 

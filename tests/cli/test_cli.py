@@ -234,3 +234,53 @@ def test_the_cache_of_compiled_programs(tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["cache"]) == 0 and capsys.readouterr().out == "nothing is kept\n"
     monkeypatch.setenv("GRAPH_OPT_CACHE", str(tmp_path / "cache"))
     assert main(["cache"]) == 0 and " 0 entries" in capsys.readouterr().out
+
+
+TWO_GRAPHS = """\
+graph @twice(%x: f32[4]) -> f32[4] {
+  %y = add(%x, %x)
+  return %y
+}
+
+graph @layer(%x: f32[4]) -> f32[4] {
+  %y = call(@twice, %x)
+  return %y
+}
+
+graph @other(%x: f32[S]) -> f32[S] {
+  %y = neg(%x)
+  return %y
+}
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["--pipeline", "infer-types"], ["--emit", "graph"]])
+def test_a_graph_that_is_named_is_printed_with_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    (tmp_path / "p.graph").write_text(TWO_GRAPHS)
+    assert main([str(tmp_path / "p.graph"), "--graph", "layer", *flags]) == 0
+    out = capsys.readouterr().out
+    assert "@layer" in out and "@other" not in out
+    assert main([str(tmp_path / "p.graph"), *flags]) == 0
+    assert "@other" in capsys.readouterr().out
+
+
+def test_a_graph_that_is_named_is_all_that_is_lowered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.graph").write_text(TWO_GRAPHS)
+    assert main([str(tmp_path / "p.graph"), "--graph", "layer", "--emit", "loops"]) == 0
+    out = capsys.readouterr().out
+    assert "graph @layer" in out and "affine" not in out.split("graph @layer")[0] and "@other" not in out
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["bench"]])
+def test_a_model_is_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF\x03\x00\x00\x00\x1b[31m\xc3(")
+    assert main([*command, str(model)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"{model}:1:1: error: this is a GGUF file") and "graph-opt import" in err and "graph-opt generate" in err
+
+
+def test_bytes_are_not_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "b.graph").write_bytes(b"\x00\x01\x1b[31m\xc3(")
+    assert main([str(tmp_path / "b.graph")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'b.graph'}:1:8: error: not UTF-8: byte 0xc3\n  hint: save the file as UTF-8\n"
