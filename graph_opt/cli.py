@@ -47,6 +47,16 @@ def _seed(text: str) -> int:
     return int(text)
 
 
+def _any_seed(text: str) -> int:
+    try:
+        seed = int(text)
+    except ValueError:
+        seed = 1 << 64
+    if not -(1 << 63) <= seed < 1 << 64:
+        raise argparse.ArgumentTypeError(f"expected an integer of 64 bits, found '{text[:80]}'")
+    return seed
+
+
 def _threads(text: str) -> int:
     if not text.isdecimal() or int(text) > 256:
         raise argparse.ArgumentTypeError(f"expected an integer from 0 to 256, found '{text}'")
@@ -70,7 +80,7 @@ def _program_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pipeline", metavar="P", help="passes, as in infer-types,constant-fold{budget=4096}, or a preset: O0, O1, O2, cpu")
     parser.add_argument("--shape", metavar="X=TYPE", action="append", default=[], help="the type of a parameter, as x=f32[4,64]; may be repeated")
     parser.add_argument("--file", metavar="W=PATH", dest="files", action="append", default=[], help="the file of weights @W; may be repeated")
-    parser.add_argument("--graph", metavar="NAME", help="which graph is meant (default: @main, or the only one)")
+    parser.add_argument("--graph", metavar="NAME", help="which graph is meant: it, and what it needs (default: @main, or the only one)")
     parser.add_argument("--seed", metavar="N", type=_seed, default=0, help="seed of generated inputs (default 0)")
     parser.add_argument("--debug", action="store_true", help="show Python's traceback for a fault of graph-opt")
 
@@ -203,7 +213,7 @@ def generate_parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 (default) takes the most probable token each time")
     parser.add_argument("--top-k", metavar="K", type=int, help="choose among the K most probable tokens")
     parser.add_argument("--top-p", metavar="P", type=float, help="choose among the most probable tokens that make up P")
-    parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="equal seeds choose equal tokens (default 0)")
+    parser.add_argument("--seed", metavar="S", type=_any_seed, default=0, help="equal seeds choose equal tokens (default 0)")
     parser.add_argument("--threads", metavar="N", type=_threads, default=0, help="threads (default 0: one for each processor)")
     parser.add_argument("--capacity", metavar="T", type=_capacity, help="tokens of prompt and answer together (default: 2048, or what the model has)")
     parser.add_argument("--precision", metavar="P", default="f32", help="arithmetic of quantized products: f32 (default), int16, int8, float")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
+
 from ir.diagnostics import Diagnostic, GraphError
 
 TOP_K, TOP_P = 40, 0.95
@@ -57,7 +59,7 @@ def samplers_text(vocabulary: int) -> str:
 
 def check_choice(top_k: int | None, top_p: float | None) -> None:
     """Raises GraphError for a ``top_k`` or ``top_p`` that makes no sense."""
-    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0):
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, Integral) or top_k < 0):
         raise GraphError(Diagnostic(f"top_k: expected an integer from 0 (all) on, found {top_k!r}"))
-    if top_p is not None and (isinstance(top_p, bool) or not isinstance(top_p, (int, float)) or not 0 < top_p <= 1):
+    if top_p is not None and (isinstance(top_p, bool) or not isinstance(top_p, Real) or not 0 < top_p <= 1):
         raise GraphError(Diagnostic(f"top_p: expected a number above 0, up to 1 (all), found {top_p!r}"))

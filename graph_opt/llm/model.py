@@ -32,6 +32,9 @@ KEPT = 2
 SEEDS = 0x9E3779B97F4A7C15
 """Distance of two seeds' random numbers: those of neighbours don't overlap."""
 
+SEED_RANGE = (-(1 << 63), (1 << 64) - 1)
+"""Signed or not: seeds that are the same 64 bits are equal."""
+
 
 @dataclass
 class Statistics:
@@ -142,7 +145,7 @@ class Model:
             if not tokens and self.tokenizer.bos is not None:
                 tokens = [self.tokenizer.bos]  # a model needs something to begin with
         else:
-            tokens = [int(i) if isinstance(i, np.integer) else i for i in ids]
+            tokens = _listed(ids)
         if not tokens:
             raise GraphError(Diagnostic("the prompt is empty"))
         check_ids(tokens, self.vocabulary)
@@ -152,13 +155,14 @@ class Model:
         """A function of logits and the position of the token that is chosen."""
         check_temperature(temperature)
         check_choice(top_k, top_p)
-        check_integer("seed", seed, -(1 << 63), (1 << 64) - 1)
+        check_integer("seed", seed, *SEED_RANGE)
         if temperature == 0:
             greedy = self._sampler(None)
             return lambda logits, position: int(greedy(logits))
-        sample = self._sampler((top_k or None, None if top_p is None else float(top_p)))
+        sample = self._sampler((None if not top_k else int(top_k), None if top_p is None else float(top_p)))
         heat = np.float32(temperature)
-        return lambda logits, position: int(sample(logits, heat, step_seed(seed, position)))
+        first = int(seed)  # numbers of numpy would run over
+        return lambda logits, position: int(sample(logits, heat, step_seed(first, position)))
 
     def _sampler(self, cuts: tuple[int | None, float | None] | None) -> Any:
         """The compiled sampler; None is the greedy one."""
@@ -178,19 +182,25 @@ class Model:
         try:
             statistics.reused = min(cache.common(tokens), len(tokens) - 1)
             logits = self._forward(cache, tokens, statistics.reused)
-            token = choose(logits, len(tokens))
+            token = self._chosen(choose, logits, len(tokens))
             statistics.tokens, statistics.first_token = 1, time.perf_counter() - start
             yield token
             while token not in ends and statistics.tokens < count:
                 start = time.perf_counter()
                 tokens.append(token)
                 self._forward(cache, tokens, len(tokens) - 1, logits)
-                token = choose(logits, len(tokens))
+                token = self._chosen(choose, logits, len(tokens))
                 statistics.tokens += 1
                 statistics.seconds += time.perf_counter() - start
                 yield token
         finally:
             self._give_back(cache)
+
+    def _chosen(self, choose: Callable[[Any, int], int], logits: NDArray[np.float32], position: int) -> int:
+        if np.isnan(logits.max()):
+            where = self.tokenizer.metadata.where
+            raise GraphError(Diagnostic(f"{where}: the logits of token {position} are no numbers (NaN)", hint="its weights may be damaged"))
+        return choose(logits, position)
 
     def _text(self, tokens: Generator[int, None, None], ends: frozenset[int]) -> Generator[str, None, None]:
         """Their text, whole letters."""
@@ -227,6 +237,14 @@ class Model:
         del self._idle[:-KEPT]
 
 
+def _listed(ids: Any) -> list[Any]:
+    """Ids as integers; what is none stays as it is.  Raises GraphError for what can't be gone through."""
+    try:
+        return [int(i) if isinstance(i, np.integer) else i for i in ids]
+    except TypeError:
+        raise GraphError(Diagnostic(f"prompt_ids: expected a list of integers, found {ids!r:.80}")) from None
+
+
 def check_integer(name: str, value: Any, low: int, high: int | None = None, *, optional: bool = False) -> None:
     """Raises GraphError for what is no integer in the range (or None, where it may be)."""
     if value is None and optional:
@@ -239,7 +257,7 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None, *, o
 def check_temperature(value: Any) -> None:
     """Raises GraphError for a temperature that makes no sense."""
     low, high = TEMPERATURES
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value == 0 or low <= value <= high):
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)) or not (value == 0 or low <= value <= high):
         raise GraphError(Diagnostic(f"temperature: expected 0 or a number from {low:g} to {high:g}, found {value!r}"))
 
 
@@ -268,5 +286,12 @@ def load(
     """
     check_integer("threads", threads, 0, optional=True)
     check_integer("capacity", capacity, 1, optional=True)
-    program = load_program(Path(path), threads, precision, device, files, progress)
+    for name, value in (("precision", precision), ("device", device)):
+        if not isinstance(value, str):
+            raise GraphError(Diagnostic(f"{name}: expected a string, found {value!r:.80}"))
+    try:
+        file = Path(path)
+    except TypeError:
+        raise GraphError(Diagnostic(f"path: expected the name of a file, found {path!r:.80}")) from None
+    program = load_program(file, threads, precision, device, files, progress)
     return Model(program, program.tokenizer, program.checked_capacity(capacity))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graph_opt.api import Device, compile, compile_text, parse
+from graph_opt.api import Device, check_device, compile, compile_text, parse
 from graph_opt.binding import at_location, bind_files
 from graph_opt.kept import READING, WEIGHTS
 from graph_opt.llm.cache import KeyValueCache
@@ -71,7 +71,8 @@ class Program:
 
 def load_program(path: Path, threads: int | None, precision: str, device: Device, files: Files | None, progress: Progress | None) -> Program:
     """The program of a GGUF file, or one that was imported from it."""
-    count = (0 if device == "cpu" else 1) if threads is None else threads
+    count = (0 if device == "cpu" else 1) if threads is None else int(threads)
+    check_device(device, count)
     if not _is_gguf(path):
         executable = compile(path, device=device, threads=count, files=files, precision=precision, progress=progress)
         gguf = _weights_of(executable.files, files, path)

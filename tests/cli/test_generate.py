@@ -142,7 +142,8 @@ def test_a_terminal_gets_no_control_characters(run: Run, monkeypatch: pytest.Mon
         (("--prompt", "x", "--max-tokens", "-1"), "--max-tokens: expected an integer from 0 on, found -1"),
         (("--prompt", "x", "--max-tokens", "many"), "invalid int value"),
         (("--prompt", "x", "--capacity", "0"), "expected an integer from 1 on, found '0'"),
-        (("--prompt", "x", "--seed", "x"), "expected an integer from 0 on"),
+        (("--prompt", "x", "--seed", "x"), "expected an integer of 64 bits, found 'x'"),
+        (("--prompt", "x", "--seed", str(1 << 64)), "expected an integer of 64 bits"),
         (("--prompt", "x", "--file", "model"), "expected NAME=VALUE"),
         (("--prompt", "x", "--colour"), "unrecognized arguments"),
     ],
@@ -211,3 +212,9 @@ def test_import_refuses_end_tokens_that_are_none(tmp_path: Path, capsys: pytest.
     (tmp_path / "t.gguf").write_bytes(gguf_bytes(metadata, tiny_tensors(Tiny(), 272)))
     assert main(["import", str(tmp_path / "t.gguf")]) == 1
     assert "t.gguf:1:1: error: metadata 'tokenizer.ggml.eos_token_id': 272, but there are 272 tokens" in capsys.readouterr().err
+
+
+def test_seeds_below_zero(run: Run, model: llm.Model) -> None:
+    wanted = text_of(model, prompt="x", seed=-1, temperature=1.5, max_tokens=8) + "\n"
+    for seed in ("-1", str((1 << 64) - 1)):
+        assert run("--prompt", "x", "--temperature", "1.5", "--max-tokens", "8", "--seed", seed)[:2] == (0, wanted)

@@ -15,7 +15,7 @@ from graph_opt.llm.model import step_seed
 from interop.gguf import GgufFile
 from interop.llama import import_llama
 from ir.diagnostics import GraphError
-from tests.gguf_files import Tiny, gguf_bytes, tiny_llama, tiny_metadata, tiny_tensors, tokenizer_metadata
+from tests.gguf_files import Tiny, gguf_bytes, stored, tiny_llama, tiny_metadata, tiny_tensors, tokenizer_metadata
 
 pytest.importorskip("tokenizers")
 
@@ -316,3 +316,51 @@ def test_a_name_that_is_no_text(path: Path, model: Model, tmp_path: Path, monkey
     np.testing.assert_array_equal(load(file, device="reference").logits(ids), fresh(model).logits(ids))
     cold = load(file, 1).logits(ids)
     np.testing.assert_array_equal(load(file, 1).logits(ids), cold)
+
+
+def test_numbers_of_numpy(model: Model) -> None:
+    options: dict[str, Any] = {"max_tokens": 6, "stop": False, "ids": True}
+    plain = list(fresh(model).generate("hello", temperature=0.5, top_k=9, top_p=0.5, seed=-5, **options))
+    kinds: Any = ((np.int64, np.float64), (np.int8, np.float32))
+    for integer, real in kinds:
+        found = fresh(model).generate("hello", temperature=real(0.5), top_k=integer(9), top_p=real(0.5), seed=integer(-5), **options)
+        assert list(found) == plain
+    wanted = list(fresh(model).generate("hello", temperature=1, seed=(1 << 64) - 1, **options))
+    options |= {"temperature": np.int64(1), "seed": np.uint64((1 << 64) - 1)}
+    assert list(fresh(model).generate("hello", **options)) == wanted
+
+
+@pytest.mark.parametrize("ids", [5, np.array(5), np.int64(5), 1.5])
+def test_ids_that_are_no_list(model: Model, ids: Any) -> None:
+    for ask in (model.logits, lambda i: model.generate(prompt_ids=i)):
+        with pytest.raises(GraphError, match="prompt_ids: expected a list of integers, found "):
+            ask(ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "there is no device 'gpu'"),
+        ({"device": None}, "device: expected a string, found None"),
+        ({"precision": None}, "precision: expected a string, found None"),
+        ({"path": None}, "path: expected the name of a file, found None"),
+        ({"path": 5}, "path: expected the name of a file, found 5"),
+        ({"path": b"x"}, "path: expected the name of a file, found b'x'"),
+        ({"threads": 1000}, "threads: expected an integer from 0 to 256, found 1000"),
+        ({"threads": 2, "device": "reference"}, "device 'reference' has one thread"),
+    ],
+)
+def test_what_can_not_be_loaded(path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        load(**{"path": path, **options})
+
+
+def test_logits_that_are_no_numbers(tmp_path: Path) -> None:
+    tensors = tiny_tensors(Tiny(), 272)
+    tensors["output_norm.weight"] = stored(np.full(64, np.nan, np.float32))
+    (tmp_path / "t.gguf").write_bytes(gguf_bytes(tiny_metadata(Tiny()), tensors))
+    damaged = load(tmp_path / "t.gguf", device="reference")
+    for temperature in (0, 1.0):
+        with pytest.raises(GraphError, match=r"t\.gguf: the logits of token 2 are no numbers \(NaN\)"):
+            list(damaged.generate("hello world", temperature=temperature))
+    assert np.isnan(damaged.logits([1])).all()
