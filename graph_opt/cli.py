@@ -6,6 +6,7 @@
     graph-opt list ops|passes        what there is
     graph-opt explain NAME           the reference page of an operation or a pass
     graph-opt explain-fusion FILE    what became one loop nest, and what kept the rest apart
+    graph-opt cache                  compiled programs that are kept, and how large they are
     graph-opt import MODEL.gguf      a model's program, from its file
     graph-opt generate MODEL.gguf    text from a language model; a chat
 
@@ -21,6 +22,7 @@ import sys
 from collections.abc import Sequence
 
 _COMMANDS = ("run", "bench", "list", "explain", "explain-fusion", "cache", "import", "generate")
+_LISTS = ("ops", "passes")
 
 _EPILOG = """\
 commands:
@@ -30,6 +32,7 @@ commands:
   graph-opt list ops|passes        what there is
   graph-opt explain NAME           the reference page of an operation, a pass or a preset
   graph-opt explain-fusion FILE    what became one loop nest, and what kept the rest apart
+  graph-opt cache                  compiled programs that are kept, and how large they are
   graph-opt import MODEL.gguf      a model's program, from its file
   graph-opt generate MODEL.gguf    text from a language model; a chat
 
@@ -119,7 +122,8 @@ def run_parser() -> argparse.ArgumentParser:
     """The flags of ``graph-opt run FILE``."""
     parser = argparse.ArgumentParser(
         prog="graph-opt run",
-        description="Runs a program. Inputs that are not given are generated, and that is said.",
+        description="Runs a program. Inputs that are not given are generated, and that is said. The compiled program is kept for the next run "
+        "when all inputs are given; with generated ones it is compiled anew.",
     )
     _program_flags(parser)
     parser.add_argument("--input", metavar="X=X.npy", dest="inputs", action="append", default=[], help="an array for a parameter; may be repeated")
@@ -165,8 +169,17 @@ def cache_parser() -> argparse.ArgumentParser:
 def list_parser() -> argparse.ArgumentParser:
     """The flags of ``graph-opt list``."""
     parser = argparse.ArgumentParser(prog="graph-opt list", description="Lists what there is, one line each.")
-    parser.add_argument("what", choices=("ops", "passes"))
+    parser.add_argument("what", choices=_LISTS)
     return parser
+
+
+def _suggest_list(args: list[str]) -> None:
+    """A misspelt list is wrong usage, with the one that may be meant."""
+    if len(args) == 1 and not args[0].startswith("-") and args[0] not in _LISTS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(args[0], _LISTS, 1)
+        list_parser().error(f"there is no list '{args[0]}'; " + (f"did you mean '{near[0]}'?" if near else f"lists: {', '.join(_LISTS)}"))
 
 
 def explain_parser() -> argparse.ArgumentParser:
@@ -253,6 +266,7 @@ def _dispatch(args: list[str]) -> int:
     if args and args[0] in _COMMANDS:
         command, rest = args[0], args[1:]
         if command == "list":
+            _suggest_list(rest)
             listed = list_parser().parse_args(rest)
             from graph_opt import listing
 

@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from graph_opt.api import DEFAULT_DEVICE, DEVICES, find_graph, keep_reachable, parse, read_program
 from graph_opt.binding import at_location, bind_files
 from graph_opt.build import default_pipeline, load_or_make, make_executable
-from graph_opt.guard import UsageError, pairs, shown_name, stdin_text
+from graph_opt.guard import UsageError, pairs, shown_name, standard_input, stdin_text
 from graph_opt.kept import Kept, place_in_cache
 from graph_opt.levels import LEVELS, TARGETS, level_of, preset_of
 from graph_opt.progress import Progress
@@ -24,7 +25,7 @@ from ir.clone import clone_module
 from ir.core import Graph, Module, Operation, Parameter
 from ir.diagnostics import Diagnostic, GraphError, Location, NamedLocation, Source, did_you_mean
 from ir.inference import infer_module
-from ir.inputs import CAUTION_LEVELS, GeneratedWeights, choose_sizes, generate_inputs
+from ir.inputs import CAUTION_LEVELS, GeneratedWeights, choose_sizes, generate_inputs, kind_words
 from ir.literals import LiteralProblem
 from ir.parser import decode_text, parse_type
 from ir.printer import print_module
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 def _read(args: argparse.Namespace) -> Module:
     name = shown_name(args.file)
     if args.file == "-":
-        text = decode_text(sys.stdin.buffer.read(), name)
+        text = decode_text(standard_input().buffer.read(), name)
         stdin_text[:] = [text]
     else:
         text = decode_text(read_program(args.file), name)
@@ -458,13 +459,21 @@ def _run_with_inputs(
         except GraphError as error:
             failure = failure or error
             continue
-        for parameter, array in zip(entry.parameters, arrays, strict=True):
-            if parameter.name not in given:
-                kind = ("normal random numbers", "positive random numbers", "zeros for integers")[caution]
-                print(f"generated %{parameter.name}: {array_type(array, parameter)} ({kind}, seed {seed})", file=sys.stderr)
+        _tell_generated({p.name: array_type(a, p) for p, a in zip(entry.parameters, arrays, strict=True) if p.name not in given}, caution, seed)
         return inputs, results
     assert failure is not None
     raise failure
+
+
+def _tell_generated(types: dict[str, TensorType], caution: int, seed: int) -> None:
+    """What was generated; many of one type, as the caches of a model, in one line."""
+    for type_, group in groupby(types, types.__getitem__):
+        names = list(group)
+        what = f"{type_} ({kind_words(type_.dtype, caution)}, seed {seed})"
+        if len(names) > 4:
+            print(f"generated %{names[0]} ... %{names[-1]}, {len(names)} inputs: each {what}", file=sys.stderr)
+        else:
+            print("\n".join(f"generated %{name}: {what}" for name in names), file=sys.stderr)
 
 
 def _save_outputs(entry: Graph, arrays: Sequence[NDArray[Any]], results: Sequence[NDArray[Any]], outputs: dict[str, str]) -> None:

@@ -123,5 +123,5 @@ def tell_cache(clear: bool) -> int:
         print(f"{cache.folder}: {count} entries removed")
         return 0
     count, size = cache.size()
-    print(f"{cache.folder}: {count} entries, {size / 1e6:.1f} MB of at most {cache.limit / 1e6:.0f}")
+    print(f"{cache.folder}: {count} entries, {size / 2**20:.1f} MiB of at most {cache.limit / 2**20:.0f}")
     return 0

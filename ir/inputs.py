@@ -162,6 +162,15 @@ def generate_array(
     return round_to(np.asarray(numbers, np.float64), dtype)
 
 
+def kind_words(dtype: DType, caution: int) -> str:
+    """What ``real`` arrays of an element type are called; see :func:`generate_array`."""
+    if dtype.kind == "bool":
+        return "all true" if caution else "random truth values"
+    if not dtype.is_float and not dtype.is_block:
+        return "zeros" if caution >= 2 else "small random integers"
+    return "positive random numbers" if caution else "normal random numbers"
+
+
 def _generate_blocks(generator: np.random.Generator, dtype: DType, stored: Sequence[int], kind: Kind, caution: int) -> NDArray[Any]:
     """Blocks whose numbers are about normal; small integers in ``exact`` ones, none negative with ``caution``.
 

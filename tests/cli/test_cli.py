@@ -284,3 +284,36 @@ def test_bytes_are_not_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "b.graph").write_bytes(b"\x00\x01\x1b[31m\xc3(")
     assert main([str(tmp_path / "b.graph")]) == 1
     assert capsys.readouterr().err == f"{tmp_path / 'b.graph'}:1:8: error: not UTF-8: byte 0xc3\n  hint: save the file as UTF-8\n"
+
+
+MANY = """\
+graph @main(%ids: i64[2], %x: f32[2], %a: f32[3] inout, %b: f32[3] inout, %c: f32[3] inout, %d: f32[3] inout, %e: f32[3] inout) -> f32[2] {
+  %n = cast(%ids, dtype=f32)
+  %y = add(%n, %x)
+  return %y
+}
+"""
+
+
+def test_generated_inputs_are_called_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.graph").write_text(MANY)
+    assert main(["run", str(tmp_path / "p.graph"), "--device", "reference"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "generated %ids: i64[2] (small random integers, seed 0)",
+        "generated %x: f32[2] (normal random numbers, seed 0)",
+        "generated %a ... %e, 5 inputs: each f32[3] (normal random numbers, seed 0)",
+    ]
+
+
+def test_generated_integers_that_had_to_be_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "graph @main(%x: f32[1, 4], %i: i64[2]) -> f32[2, 4] {\n  %j = mul(%i, %i)\n  %y = gather(%x, %j)\n  return %y\n}\n"
+    (tmp_path / "p.graph").write_text(text)
+    assert main(["run", str(tmp_path / "p.graph"), "--device", "reference"]) == 0
+    err = capsys.readouterr().err
+    assert "%x: f32[1, 4] (positive random numbers, seed 0)" in err and "%i: i64[2] (zeros, seed 0)" in err
+
+
+def test_a_misspelt_list(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["list", "pases"])
+    assert left.value.code == 2 and "did you mean 'passes'?" in capsys.readouterr().err
