@@ -11,6 +11,10 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ir.types import DType
 
 _ROOT = Path(__file__).resolve().parent.parent
 _OP = re.compile(r'^@op\((?P<flags>.*?)\)\ndef (?P<name>\w+)\(.*?"""(?P<summary>.+?)(?:\n\s*\n|""")', re.MULTILINE | re.DOTALL)
@@ -74,6 +78,11 @@ def explain(name: str) -> int:
     definition = REGISTRY.get(name if "." in name else f"graph.{name}")
     if definition is None:
         from ir.diagnostics import did_you_mean
+        from ir.types import DTYPES
+
+        if name in DTYPES:
+            print(_type_line(DTYPES[name]))
+            return 0
 
         known = [*pass_files(), *presets, *(d.text_name for d in REGISTRY.values())]
         hint = did_you_mean(name, known)
@@ -81,6 +90,15 @@ def explain(name: str) -> int:
         return 1
     print(reference_page(definition), end="")
     return 0
+
+
+def _type_line(dtype: DType) -> str:
+    """What an element type is, in a line, and where more is said."""
+    if dtype.is_block:
+        what = f"blocks of {dtype.block} numbers of {dtype.bits} bits along the last axis of a tensor, {dtype.block_bytes} bytes each"
+        return f"{dtype} is an element type: {what}; see docs/quantized.md"
+    kinds = {"float": "a float", "int": "a signed integer", "uint": "an unsigned integer", "bool": "true or false", "index": "an index"}
+    return f"{dtype} is an element type: {kinds[dtype.kind]}, {dtype.bits} bits; see docs/language.md"
 
 
 def pass_page(name: str) -> str:

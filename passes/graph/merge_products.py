@@ -53,7 +53,8 @@ class MergeProducts(Pass):
 
     The tensor is read once, threads meet once, and narrow products (grouped keys and values) share the blocks of a wide one.
     ``hoist-to-init`` puts the weights together when the program is loaded; the slices become places in the loops that read them.
-    Each element is the same sum as before.
+    Each element is the same sum as before, with the same bits in machine code, whose sums have one order; the interpreter leaves
+    the order to numpy, where it depends on the shape.
 
     Merged are ``linear`` with a bias and without, and ``matmul`` by a matrix, with a vector that is added to it or without.  All
     weights must be known when the program is loaded.  A product stays when what follows works on its elements one by one: that goes

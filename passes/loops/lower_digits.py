@@ -27,8 +27,9 @@ _READERS = ("memref.load", "vector.load", "memref.prefetch", "memref.dim", "memr
 
 @dataclass(frozen=True)
 class LowerDigits(Pass):
-    """Turns products with packed weights into loops over n-d vectors: ``split_digits``, ``digit_linear``, ``packed_linear``,
-    ``packed_embedding``.
+    """Turns products with packed weights, and what feeds them, into loops over n-d vectors.
+
+    These are ``split_digits``, ``digit_linear``, ``packed_linear`` and ``packed_embedding``.
 
     Before::
 
@@ -63,13 +64,19 @@ class LowerDigits(Pass):
     keeps_types: ClassVar[bool] = True
 
     rows: tuple[int, ...] = (6, 4, 3)
+    """rows that ``digit_linear`` works on at a time, with one, two and three digits"""
     columns: int = 32
+    """rows of weights that are worked on at a time: 4, 8, 16 or 32"""
     floats: int = 8
     """rows that ``packed_linear`` works on at a time"""
     blocks: int = 24
+    """blocks of 32 steps that are unpacked at a time"""
     few: int = 16
+    """from so many rows on, a panel of weights is unpacked first"""
     ahead: int = 16384
+    """bytes that hints for the second cache are ahead of what is read; 0 for none"""
     near: int = 2560
+    """bytes that hints for the nearest cache are ahead of what is read; 0 for none"""
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(LARGEST) or any(r < 1 for r in (*self.rows, self.floats)):
@@ -152,7 +159,9 @@ def _lower(op: Operation, lower: Lowering, known: Known) -> None:
             mapping = dict(zip(models, buffers, strict=True))
             assert op.block is not None
             for made in ops:
-                clone_before(made, op, op.block, mapping)
+                copy = clone_before(made, op, op.block, mapping)
+                for inner in (copy, *copy.walk()):
+                    inner.loc = op.loc
         tensors: list[Value] = [to_tensor(buffer) for buffer in results]
         first = builder.created[0]
     if op.trivia is not None:

@@ -54,7 +54,7 @@ class LowerRope(Pass):
     A pair (a, b) becomes (a cos - b sin, b cos + a sin): each number times a cosine, plus the other one of its pair times a sine,
     which is negative for the first of them.  Both tables have a row for each position, with f32 of angles in f64, and are made once
     for all embeddings that have the same positions: queries and keys of all layers.  Numbers are multiplied, added and rounded as
-    ``decompose`` does it, so the bits are the same.
+    those of the parts that ``decompose`` makes, and have their bits; the operation itself rounds once.
 
     Lowered are whole rows of f32, of known width, with one list of positions, in the graph's own block (``decompose`` takes apart the
     others, and halves that lie apart, which are vectors already).  Heads that are only split off are read where they are.

@@ -15,6 +15,7 @@ import dialects  # noqa: F401  defines the operations
 from graph_opt import listing
 from graph_opt.cli import main
 from ir.opdef import REGISTRY
+from ir.types import DTYPES
 from passes.infra.registry import find_pass, pass_files, pass_summaries
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -317,3 +318,15 @@ def test_a_misspelt_list(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["list", "pases"])
     assert left.value.code == 2 and "did you mean 'passes'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "words"), [("f32", "a float, 32 bits; see docs/language.md"), ("q4_1", "20 bytes each; see docs/quantized.md")])
+def test_explain_tells_where_types_are_described(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", name]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{name} is an element type: ") and words in out
+
+
+def test_every_element_type_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in DTYPES:
+        assert main(["explain", name]) == 0, name
