@@ -16,7 +16,9 @@ from typing import Any
 SECONDS = 5
 MEMORY = 1 << 29
 OUTPUT = 1 << 24
-"""Bytes of text at most."""
+"""Letters of text at most."""
+MESSAGE = 1000
+"""Letters of an error at most."""
 
 
 def limit() -> None:
@@ -75,7 +77,7 @@ def main() -> None:
     except ImportError as error:
         answer = {"missing": str(error)}
     except Exception as error:
-        answer = {"error": str(error) or type(error).__name__, "line": line_of(error)}
+        answer = {"error": str(error)[:MESSAGE] or type(error).__name__, "line": line_of(error)}
     sys.stdout.buffer.write(json.dumps(answer).encode())
 
 

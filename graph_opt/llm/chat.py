@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from graph_opt.llm.extras import said
 from graph_opt.llm.tokenizer import Tokenizer
 from ir.diagnostics import Diagnostic, GraphError, Location, Source
 
@@ -42,7 +43,7 @@ def chat_text(tokenizer: Tokenizer, messages: Sequence[Message], *, answer: bool
     if isinstance(result.get("text"), str):
         return str(result["text"])
     source = Source(f"<chat template of {tokenizer.metadata.where}>", template)
-    raise GraphError(Diagnostic(f"the chat template can't be filled in: {result['error']}", _line(source, int(result["line"]))))
+    raise GraphError(Diagnostic(f"the chat template can't be filled in: {said(str(result['error']))}", _line(source, int(result["line"]))))
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -78,5 +79,5 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return {"error": f"its process ended: {last or done.returncode}", "line": 1}
     if "missing" in answer:
-        raise GraphError(Diagnostic(f"chat templates need the package jinja2: {answer['missing']}", hint="pip install graph-opt[llm]"))
+        raise GraphError(Diagnostic(f"chat templates need the package jinja2: {said(str(answer['missing']))}", hint="pip install graph-opt[llm]"))
     return answer

@@ -14,3 +14,9 @@ def extra(package: Literal["tokenizers", "jinja2"], purpose: str) -> Any:
         return import_module("tokenizers") if package == "tokenizers" else import_module("jinja2")
     except ImportError as error:
         raise GraphError(Diagnostic(f"{purpose} needs the package {package}: {error}", hint="pip install graph-opt[llm]")) from None
+
+
+def said(text: str, limit: int = 300) -> str:
+    """What a package or a template says, safe and short enough for a message: some of it may come from a file."""
+    short = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in short)

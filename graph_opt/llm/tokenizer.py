@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from graph_opt.ahead import Ahead
-from graph_opt.llm.extras import extra
+from graph_opt.llm.extras import extra, said
 from graph_opt.llm.vocabulary import (
     BYTE,
     CONTROL,
@@ -197,7 +197,7 @@ class Tokenizer:
         except GraphError:
             raise
         except Exception as error:  # the package has no exceptions of its own
-            raise GraphError(Diagnostic(f"{self.metadata.where}: its tokens and merges make no tokenizer: {error}")) from None
+            raise GraphError(Diagnostic(f"{self.metadata.where}: its tokens and merges make no tokenizer: {said(str(error))}")) from None
         if self.model == "gpt2":
             pre = package.pre_tokenizers
             cuts = [pre.Split(package.Regex(pattern), behavior="isolated") for pattern in self._pre.patterns]

@@ -84,6 +84,16 @@ def test_bombs_do_not_go_off(made: Any, monkeypatch: pytest.MonkeyPatch, templat
     assert time.monotonic() - start < 60
 
 
+def test_messages_are_safe_and_short(made: Any) -> None:
+    with pytest.raises(GraphError) as caught:
+        chat_text(made("{{ raise_exception('\x1b[31m\\x1b]0;\\u202e\\x07\nfoo:1:1: error ' ~ 'x' * 5000000) }}"), MESSAGES)
+    first, *rest = str(caught.value).splitlines()
+    assert "\ufffd[31m\ufffd]0;\ufffd\ufffd\ufffdfoo:1:1: error xxx" in first and first.endswith("xxx...") and len(first) < 600
+    assert all(map(str.isprintable, rest))
+    with pytest.raises(GraphError, match="filled in: \ufffd$|filled in: \ufffd\n"):
+        chat_text(made("{{ raise_exception('\\ud800') }}"), MESSAGES)
+
+
 def test_a_file_without_template_says_so(made: Any) -> None:
     with pytest.raises(GraphError, match="there is no chat template"):
         chat_text(made(None), MESSAGES)
