@@ -242,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    status = 0
     try:
         status = _dispatch(args)
         sys.stdout.flush()
@@ -253,6 +254,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:  # a full disk shows when the rest is written
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if status:  # it was said
+            return status
         print(f"graph-opt: error: standard output can't be written: {error.strerror}", file=sys.stderr)
         return 1
 

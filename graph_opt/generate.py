@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graph_opt.guard import UsageError, pairs
+from graph_opt.guard import UsageError, pairs, standard_input
 from graph_opt.progress import Progress
 from ir.diagnostics import Diagnostic, GraphError, NamedLocation
 from ir.parser import decode_text
@@ -18,12 +18,21 @@ if TYPE_CHECKING:
     from graph_opt.llm import Model, Statistics
     from graph_opt.llm.chat import Message
 
+MAX_PROMPT = 1 << 24
+"""Bytes of a prompt in a file."""
+
+
+class _Unwritable(GraphError):
+    """Standard output takes nothing more."""
+
 
 def generate(args: argparse.Namespace) -> int:
     """Loads the model and prints what it says."""
     prompt = _prompt(args)
     if prompt is None and not args.chat:
         raise UsageError("give a --prompt, a --prompt-file, or --chat")
+    if prompt is None:
+        standard_input()  # is it there?
     for name in ("temperature", "top_k", "top_p", "seed", "max_tokens"):
         _check_option(name, getattr(args, name))
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -59,9 +68,13 @@ def _prompt(args: argparse.Namespace) -> str | None:
         return prompt
     name = "<stdin>" if args.prompt_file == "-" else args.prompt_file
     try:
-        data = sys.stdin.buffer.read() if args.prompt_file == "-" else Path(args.prompt_file).read_bytes()
-    except OSError as error:
-        raise GraphError(Diagnostic(f"can't be read: {error.strerror}", NamedLocation(name, 1, 1))) from None
+        with contextlib.nullcontext(standard_input().buffer) if name == "<stdin>" else open(name, "rb") as file:
+            data = file.read(MAX_PROMPT + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise GraphError(Diagnostic(f"can't be read: {reason}", NamedLocation(name, 1, 1))) from None
+    if len(data) > MAX_PROMPT:  # a device without end, for instance
+        raise GraphError(Diagnostic(f"a prompt has at most {MAX_PROMPT} bytes", NamedLocation(name, 1, 1)))
     return decode_text(data, name)
 
 
@@ -85,7 +98,12 @@ def _say(text: str) -> None:
     """Text as it comes.  A terminal gets no control characters: a model may have learned what they do there."""
     if sys.stdout.isatty():
         text = "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    print(text, end="", flush=True)
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _Unwritable(Diagnostic(f"can't be written: {error.strerror}", NamedLocation("<stdout>", 1, 1))) from None
 
 
 def _summary(statistics: Statistics) -> str:
@@ -110,6 +128,8 @@ def _chat(model: Model, options: dict[str, Any]) -> int:
         messages.append({"role": "user", "content": line})
         try:
             messages.append({"role": "assistant", "content": _answer(model, messages, options)})
+        except _Unwritable:
+            raise
         except GraphError as error:  # too long, for instance
             print(error, file=sys.stderr)
             messages.pop()
@@ -120,17 +140,20 @@ def _chat(model: Model, options: dict[str, Any]) -> int:
 
 def _lines() -> Iterator[str]:
     """What the user writes, line by line; a terminal shows that it is the user's turn."""
-    terminal = sys.stdin.isatty()
+    stdin = standard_input()
+    terminal = stdin.isatty()
+    if isinstance(stdin, io.TextIOWrapper):
+        stdin.reconfigure(errors="surrogateescape")  # what is no text is refused as a turn
     if terminal:
-        import contextlib
-
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # input() edits lines with it
     while True:
         if not terminal:
-            line = sys.stdin.readline()
+            line = stdin.readline(MAX_PROMPT + 1)
             if not line:
                 return
+            if len(line) > MAX_PROMPT:
+                raise GraphError(Diagnostic(f"a line has at most {MAX_PROMPT} letters", NamedLocation("<stdin>", 1, 1)))
             yield line.rstrip("\n")
             continue
         try:

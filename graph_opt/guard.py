@@ -10,12 +10,14 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from graph_opt.binding import at_location
-from ir.diagnostics import GraphError, NamedLocation
+from ir.diagnostics import Diagnostic, GraphError, NamedLocation
 
 if TYPE_CHECKING:
     from passes.infra.manager import PassFault
@@ -28,7 +30,8 @@ class UsageError(Exception):
 def guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     """Runs a command and turns what it raises into messages and an exit status."""
     try:
-        return command(args)
+        with _plain_warnings():
+            return command(args)
     except UsageError as error:
         print(f"graph-opt: error: {error}", file=sys.stderr)
         return 2
@@ -56,6 +59,17 @@ def guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespa
         else:
             print("this is a fault of graph-opt, please report it (--debug shows more)", file=sys.stderr)
         return 3
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings are a line, without where in the toolkit they come from."""
+    usual = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"graph-opt: warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def _pass_fault(error: Exception) -> PassFault | None:
@@ -89,6 +103,13 @@ def _input_text(args: argparse.Namespace) -> str:
         return stdin_text[0] if args.file == "-" else Path(args.file).read_text(encoding="utf-8", errors="replace")
     except (OSError, IndexError):
         return ""
+
+
+def standard_input() -> TextIO:
+    """Raises GraphError when whoever started us has closed it."""
+    if sys.stdin is None:
+        raise GraphError(Diagnostic("can't be read: it is closed", NamedLocation("<stdin>", 1, 1)))
+    return sys.stdin
 
 
 def pairs(texts: Sequence[str], flag: str) -> dict[str, str]:

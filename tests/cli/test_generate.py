@@ -218,3 +218,44 @@ def test_seeds_below_zero(run: Run, model: llm.Model) -> None:
     wanted = text_of(model, prompt="x", seed=-1, temperature=1.5, max_tokens=8) + "\n"
     for seed in ("-1", str((1 << 64) - 1)):
         assert run("--prompt", "x", "--temperature", "1.5", "--max-tokens", "8", "--seed", seed)[:2] == (0, wanted)
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``graph-opt generate`` with the small model through the interpreter, and redirections."""
+    code = "from graph_opt import llm, cli; from graph_opt.llm.model import load; import sys; "
+    code += "llm.load = lambda path, threads, **o: load(path, device='reference'); sys.exit(cli.main(['generate', *sys.argv[1:]]))"
+    command = f"{sys.executable} -c \"{code}\" {line}"
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env={**os.environ, **environment}, check=False, timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--chat <&-", "<stdin>:1:1: error: can't be read: it is closed"),
+        ("--prompt-file - <&-", "<stdin>:1:1: error: can't be read: it is closed"),
+        ("--prompt-file - </dev/zero", "<stdin>:1:1: error: a prompt has at most 16777216 bytes"),
+        ("--prompt-file /dev/zero", "/dev/zero:1:1: error: a prompt has at most 16777216 bytes"),
+        ("--prompt x --max-tokens 2 >/dev/full", "<stdout>:1:1: error: can't be written: No space left on device"),
+        ("--chat --max-tokens 2 >/dev/full <<<hello", "<stdout>:1:1: error: can't be written: No space left on device"),
+    ],
+)
+def test_streams_that_give_or_take_nothing(file: Path, line: str, message: str) -> None:
+    done = shell(f"{file} {line}")
+    assert (done.returncode, done.stderr.strip()) == (1, message)
+
+
+def test_a_turn_that_is_no_text(file: Path) -> None:
+    done = shell(f"{file} --chat --max-tokens 2 < <(printf 'a\\xff\\nhello\\n')")
+    assert done.returncode == 0 and "error: the text is not valid Unicode at letter" in done.stderr
+    assert done.stdout.count("\n") >= 1 and "Traceback" not in done.stderr
+
+
+def test_a_cache_folder_that_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    command = [sys.executable, "-m", "graph_opt.cli", "run", "samples/mlp.graph", "--shape", "x=f32[4,64]"]
+    environment = {**os.environ, "GRAPH_OPT_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2], check=False)
+    warned = [line for line in done.stderr.splitlines() if "cache folder" in line]
+    assert done.returncode == 0 and warned == [f"graph-opt: warning: the cache folder {tmp_path / 'cache'} is not used: its mode is 0777, not 0700"]
+    assert "warnings.warn" not in done.stderr
