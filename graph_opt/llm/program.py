@@ -18,6 +18,7 @@ from interop._files import RegularFile
 from interop.gguf import GgufFile
 from ir.core import Graph, Module, WeightFile
 from ir.diagnostics import Diagnostic, GraphError, NamedLocation
+from ir.signature import check_constraints, constraint_holds
 from ir.types import TensorType, type_symbols
 
 if TYPE_CHECKING:
@@ -48,10 +49,15 @@ class Program:
         """A number of tokens that the caches may hold.  Raises GraphError when the model was not made for so many."""
         metadata = self.tokenizer.metadata
         context = metadata.integer(f"{metadata.text('general.architecture')}.context_length", DEFAULT_CAPACITY, low=1)
+        conditions = self.graph.constraints
         if capacity is None:
-            return min(context, DEFAULT_CAPACITY)
+            for size in range(min(context, DEFAULT_CAPACITY), 0, -1):
+                if all(constraint_holds(c, {self._dimension: size}) for c in conditions):
+                    return size
+            raise GraphError(Diagnostic(f"no capacity up to {DEFAULT_CAPACITY} fits the conditions of graph @{self.graph.name}", self.graph.loc))
         if capacity > context:
             raise GraphError(Diagnostic(f"capacity: {capacity} tokens, the model was made for {context}"))
+        check_constraints(conditions, {self._dimension: int(capacity)}, self.graph)
         return int(capacity)
 
     def new_cache(self, capacity: int) -> KeyValueCache:

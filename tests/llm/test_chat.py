@@ -90,7 +90,7 @@ def test_messages_are_safe_and_short(made: Any) -> None:
     first, *rest = str(caught.value).splitlines()
     assert "\ufffd[31m\ufffd]0;\ufffd\ufffd\ufffdfoo:1:1: error xxx" in first and first.endswith("xxx...") and len(first) < 600
     assert all(map(str.isprintable, rest))
-    with pytest.raises(GraphError, match="filled in: \ufffd$|filled in: \ufffd\n"):
+    with pytest.raises(GraphError, match=r"filled in: \ufffd"):
         chat_text(made("{{ raise_exception('\\ud800') }}"), MESSAGES)
 
 

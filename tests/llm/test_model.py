@@ -364,3 +364,17 @@ def test_logits_that_are_no_numbers(tmp_path: Path) -> None:
         with pytest.raises(GraphError, match=r"t\.gguf: the logits of token 2 are no numbers \(NaN\)"):
             list(damaged.generate("hello world", temperature=temperature))
     assert np.isnan(damaged.logits([1])).all()
+
+
+def test_conditions_of_a_program_limit_the_capacity(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(path.read_bytes())
+    program = tmp_path / "tiny.graph"
+    text = import_llama(GgufFile(tmp_path / "tiny.gguf"))
+    for condition, capacity in (("T <= 24", 24), ("T mod 16 == 0", 32), ("T < 8", 7)):
+        program.write_text(text.replace("T <= 40", condition))
+        assert load(program, device="reference").capacity == capacity
+        with pytest.raises(GraphError, match=f"graph @main wants {condition}, but T = 30"):
+            load(program, device="reference", capacity=30)
+    program.write_text(text.replace("T <= 40", "3000 <= T"))
+    with pytest.raises(GraphError, match="no capacity up to 2048 fits the conditions of graph @main"):
+        load(program, device="reference")
