@@ -25,8 +25,11 @@ NUMBERED = ("bos", "eos", "eot", "eom")
 MAX_TOKEN = 1024
 """Bytes of a token.  Those of known models have at most 256: a line of 128 spaces, two bytes each in a byte-level vocabulary."""
 
-MAX_TOKENS = 1 << 24
+MAX_TOKENS = 1 << 23
 """Bytes of all tokens; a vocabulary of 256k takes about 2 MB."""
+
+MAX_MERGES = 1 << 21
+"""Merges; a vocabulary of 256k has about twice as many."""
 
 MAX_NAMES = 1 << 20
 """Bytes of all tokens that are looked for in a text as they are: an automaton takes a hundred times the memory."""
@@ -61,7 +64,8 @@ def check_vocabulary(metadata: Metadata, *, scored: bool) -> None:
     if scored and np.isnan(_numbers(metadata, SCORES, len(sizes))).any():
         raise metadata.fail(SCORES, "one of them is no number (NaN)")
     if not scored:
-        metadata.sizes(MERGES)
+        if (count := len(metadata.sizes(MERGES))) > MAX_MERGES:
+            raise metadata.fail(MERGES, f"there are {count}, at most {MAX_MERGES} are allowed")
 
 
 def _check_sizes(metadata: Metadata, sizes: NDArray[np.int64]) -> None:

@@ -170,6 +170,15 @@ def test_names_that_take_all_memory_are_refused(made: Any) -> None:
         made({**metadata, "tokenizer.ggml.token_type": Typed("i32", [3, 4] * 512 + [3])})
 
 
+def test_vocabularies_that_take_long_are_refused(made: Any) -> None:
+    tokens = [f"{i:1000d}" for i in range(8389)]
+    metadata = {**tokenizer_metadata(), "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": Typed("i32", [1] * 8389)}
+    with pytest.raises(GraphError, match="they have 8389000 bytes together, at most 8388608 are allowed"):
+        made(metadata)
+    with pytest.raises(GraphError, match=r"'tokenizer\.ggml\.merges': there are 2097153, at most 2097152 are allowed"):
+        made({**tokenizer_metadata(), "tokenizer.ggml.merges": ["h e"] * ((1 << 21) + 1)})
+
+
 @pytest.mark.parametrize(
     ("merge", "message"),
     [("a zz", "merge 0, 'a zz': 'zz' is no token"), ("h l", "merge 0, 'h l': 'hl' is no token"), ("abc", "expected two tokens with a space")],
