@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.llvm.clock import tick_function
 from codegen.llvm.jit import Code
-from graph_opt.limits import READ, Limits, Meter, level_of
+from graph_opt.limits import READ, Limits, Meter, host_dtypes, level_of
 from graph_opt.native import compile_native, compile_timed
-from graph_opt.work import Work, has_work, least_bytes, memories_used, work_of
+from graph_opt.work import Work, dots_of, has_work, least_bytes, memories_used, work_of
 from ir.core import Graph, Module, Operation, Value
 from ir.diagnostics import AnyLocation, FusedLocation, NamedLocation
 from passes.infra.base import Pass
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from graph_opt.executable import Executable
 
 _MARK = "<nest>"
-_COUNTED_BEFORE = ("lower-attention", "lower-to-loops")
+_COUNTED_BEFORE = ("lower-attention", "lower-digits", "lower-to-loops")
 _STORED = ("graph.weight", "graph.constant", "graph.initial")
 
 
@@ -52,7 +52,8 @@ class SourceOp:
 class Part:
     """Loops that belong together, as they came from the same nests: what they compute, and how long they took in every round.
 
-    ``stored`` are the buffers that they leave to others; ``known`` says whether ``flops`` and ``nbytes`` don't depend on data.
+    ``stored`` are the buffers that they leave to others; ``known`` says whether ``flops`` and ``nbytes`` don't depend on data;
+    ``dots`` are the flops that are computed with digits, by the number of digits.
     """
 
     ops: list[SourceOp]
@@ -60,6 +61,7 @@ class Part:
     flops: float
     nbytes: float
     known: bool
+    dots: dict[int, float]
     seconds: list[float] = field(default_factory=list)
 
 
@@ -74,6 +76,7 @@ class Report:
     limits: Limits
     flops: float
     nbytes: float
+    dots: dict[int, float]
     parts: list[Part]
     calls: list[float]
     timed_calls: list[float]
@@ -113,6 +116,7 @@ class Subject:
     """With the timed loops of each."""
     flops: float
     nbytes: float
+    dots: dict[int, float]
     names: dict[str, int]
     threads: int
 
@@ -143,12 +147,13 @@ def prepare(
         _mark(op, number)
     places = [_places(op) for op in nests]
     everything = least_bytes(works, [m for m, users in used.items() if users - set(nests)], names)
-    found = _Counted(nests, works, used, [[written[p] for p in sorted(there & written.keys())] for there in places], names)
+    found = _Counted(nests, works, used, written, places, names)
     PassManager(passes[split:], watch or Instrumentation(), sources).run(module)
     graph = module.graphs[entry.name]
     plain = compile_native(module, graph, sources, threads)
     timed, loops, counts = compile_timed(module, graph, sources, threads)
-    return Subject(graph, plain, timed, counts, found.parts(loops[:-1]), sum(w.flops for w in works), everything, dict(names), threads)
+    flops = sum(w.flops for w in works)
+    return Subject(graph, plain, timed, counts, found.parts(loops[:-1]), flops, everything, dots_of(works), dict(names), threads)
 
 
 Place = tuple[str, int, int]
@@ -191,12 +196,13 @@ def _all_places(location: AnyLocation | None) -> tuple[Place, ...]:
 
 @dataclass
 class _Counted:
-    """The nests of a program, with what each does and the written operations that it computes."""
+    """The nests of a program, with what each does and the places that it has come from, among those of written operations."""
 
     nests: list[Operation]
     works: list[Work]
     used: Mapping[Value, set[Operation]]
-    written: list[list[SourceOp]]
+    written: Mapping[Place, SourceOp]
+    places: list[set[Place]]
     names: Mapping[str, int]
 
     def parts(self, loops: Sequence[Operation]) -> list[tuple[Part, list[int]]]:
@@ -216,10 +222,11 @@ class _Counted:
         works = [self.works[n] for n in numbers]
         kept = [memory for memory, users in self.used.items() if users - inside]
         stored = [m.name for w in works for m in w.written if m in kept]
-        ops = list(dict.fromkeys(op for n in numbers for op in self.written[n]))
+        origins = [self.places[n] for n in numbers] or [_places(loop) for loop in loops]  # of no nest: what a pass has put in
+        ops = list(dict.fromkeys(self.written[p] for there in origins for p in sorted(there & self.written.keys())))
         known = bool(works) and all(w.known for w in works)
         names = [name.removesuffix(".buffer") for name in dict.fromkeys(stored)]
-        return Part(ops, names, sum(w.flops for w in works), least_bytes(works, kept, self.names), known)
+        return Part(ops, names, sum(w.flops for w in works), least_bytes(works, kept, self.names), known, dots_of(works))
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
@@ -228,7 +235,8 @@ class _Counted:
 def measure(subject: Subject, arrays: Sequence[NDArray[Any]], inputs: dict[str, str], rounds: int = 15, seconds: float = 0.03) -> Report:
     """Times the program on arrays: in each round a sample of the limits, and a block of calls of either code."""
     needed = {level_of(n) for n in (subject.nbytes, *(p.nbytes for p, _ in subject.parts))}
-    meter = Meter(subject.threads, [level for level in READ if level != "DRAM" or level in needed])
+    dtypes = [dtype for dtype in host_dtypes() if dtype == "f32" or (dtype == "i8" and subject.dots)]
+    meter = Meter(subject.threads, [level for level in READ if level != "DRAM" or level in needed], dtypes)
     ticks, code = _tick_reader()
     for part, _ in subject.parts:
         part.seconds.clear()
@@ -252,8 +260,9 @@ def measure(subject: Subject, arrays: Sequence[NDArray[Any]], inputs: dict[str, 
     limits = meter.limits(max)
     assert code is not None  # keeps the function of ``ticks``
     return Report(
-        subject.graph.name, subject.threads, subject.names, inputs, limits, subject.flops, subject.nbytes, parts, whole, timed, calls, inside
-    )
+        subject.graph.name, subject.threads, subject.names, inputs, limits, subject.flops, subject.nbytes, subject.dots,
+        parts, whole, timed, calls, inside,
+    )  # fmt: skip
 
 
 def _tick_reader() -> tuple[Callable[[], int], Code]:

@@ -34,7 +34,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "rounds": len(report.calls),
         "calls_per_round": report.block,
         "limits": {"peak": report.limits.peak, "read": report.limits.read},
-        "call": {"seconds": spread(report.calls), **_rates(report, statistics.median(report.calls), report.flops, report.nbytes)},
+        "call": {"seconds": spread(report.calls), **_rates(report, statistics.median(report.calls), report)},
         "call_with_clocks": {"seconds": spread(report.timed_calls)},
         "parts": [_part(report, p, whole) for p in report.parts],
         **{name: {"seconds": seconds, "share": seconds / whole} for name, seconds in lost.items()},
@@ -42,10 +42,10 @@ def to_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _rates(report: Report, seconds: float, flops: float, nbytes: float) -> dict[str, Any]:
-    limit, bound = report.limits.time(flops, nbytes)
+def _rates(report: Report, seconds: float, of: Part | Report) -> dict[str, Any]:
+    limit, bound = report.limits.time(of.flops, of.nbytes, dots=of.dots)
     return {
-        "flops": flops, "bytes": nbytes, "flops_per_second": flops / seconds, "bytes_per_second": nbytes / seconds,
+        "flops": of.flops, "bytes": of.nbytes, "flops_per_second": of.flops / seconds, "bytes_per_second": of.nbytes / seconds,
         "limit_seconds": limit, "bound": bound, "of_limit": limit / seconds,
     }  # fmt: skip
 
@@ -58,7 +58,7 @@ def _part(report: Report, part: Part, whole: float) -> dict[str, Any]:
         "counted": part.known,
         "seconds": spread(part.seconds),
         "share": median / whole,
-        **_rates(report, max(median, 1e-12), part.flops, part.nbytes),
+        **_rates(report, max(median, 1e-12), part),
     }
 
 
@@ -96,12 +96,12 @@ def _head(report: Report) -> list[str]:
     inputs = ", ".join(f"{name}: {type_}" for name, type_ in report.inputs.items())
     dims = "".join(f", {name} = {size}" for name, size in report.dims.items())
     calls = spread(report.calls)
-    rates = _rates(report, calls["median"], report.flops, report.nbytes)
+    rates = _rates(report, calls["median"], report)
     middle = f"{len(report.calls)} rounds of {report.block} {'call' if report.block == 1 else 'calls'}, middle half within {calls['spread']:.1%}"
     return [
         f"@{report.graph}({inputs}){dims}",
         f"{report.threads} {'thread' if report.threads == 1 else 'threads'} on {host()[0]}: "
-        f"{report.limits.peak['f32'] / 1e9:.0f} GFLOP/s of f32; read in GB/s: {read}",
+        f"{', '.join(f'{peak / 1e9:.0f} GFLOP/s of {dtype}' for dtype, peak in report.limits.peak.items())}; read in GB/s: {read}",
         f"a call: {duration(calls['median'])} (least {duration(calls['min'])}, most {duration(calls['max'])}; {middle})",
         f"{report.flops / 1e6:.6g} MFLOP and {report.nbytes / 1e6:.6g} MB at least: {rates['flops_per_second'] / 1e9:.1f} GFLOP/s, "
         f"{rates['bytes_per_second'] / 1e9:.1f} GB/s, {rates['of_limit']:.0%} of the limit ({duration(rates['limit_seconds'])}, {rates['bound']})",
@@ -125,7 +125,7 @@ def _cells(report: Report, row: _Row, whole: float) -> list[str]:
     what = _what(part)
     if not part.known:
         return [duration(seconds), str(count), share, *[""] * 5, _lines(part.ops), what]
-    rates = _rates(report, seconds, part.flops, part.nbytes)
+    rates = _rates(report, seconds, part)
     return [
         duration(seconds), str(count), share, f"{part.flops / seconds / 1e9:.1f}", f"{part.nbytes / seconds / 1e9:.1f}",
         duration(rates["limit_seconds"]), f"{rates['of_limit']:.0%}", rates["bound"], _lines(part.ops), what,

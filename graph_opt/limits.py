@@ -17,7 +17,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -59,10 +59,19 @@ class Limits:
     peak: dict[str, float]
     read: dict[str, float]
 
-    def time(self, flops: float, nbytes: float, dtype: str = "f32") -> tuple[float, str]:
-        """The least seconds that so many operations on so many bytes take, and what bounds them: a type or a level."""
+    def time(self, flops: float, nbytes: float, dtype: str = "f32", dots: Mapping[int, float] | None = None) -> tuple[float, str]:
+        """The least seconds that so many operations on so many bytes take, and what bounds them: a type or a level.
+
+        ``dots`` are those of the operations that are done with digits, by the number of digits: they take so many times as many at the
+        peak of "i8", where that has been measured; else they count as the others.
+        """
         level = level_of(nbytes)
-        return max((flops / self.peak[dtype], dtype), (nbytes / self.read[level], level))
+        times = {dtype: flops / self.peak[dtype]}
+        if dots and "i8" in self.peak:
+            times[dtype] = (flops - sum(dots.values())) / self.peak[dtype]
+            times["i8"] = sum(digits * part for digits, part in dots.items()) / self.peak["i8"]
+        slowest = max(times, key=lambda name: times[name])
+        return max((sum(times.values()), slowest), (nbytes / self.read[level], level))
 
 
 def measure(threads: int = 1, rounds: int = 15) -> Limits:

@@ -2,7 +2,9 @@
 
 Operations are those of scalars in the bodies of nests, times the points of the index ranges around them: one for each of
 ``+ - * /``, minimum, maximum and square root, two for a multiply-add, for other functions what :data:`FLOPS` says.  Index
-arithmetic, comparisons, choices and conversions are free.
+arithmetic, comparisons, choices and conversions are free.  Attention and products with packed weights are operations of tensors
+still: what they do follows from their sizes.  A product counts two for each element of x and of a row, also where it is computed with
+digits; ``dots`` says for how many.
 
 Bytes are the least that a nest can move: each element of a buffer that it reads or writes counts once, however often it is
 read, and buffers that nobody else uses don't count.
@@ -15,6 +17,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dialects.graph.digits import BLOCK, ROWS, packed_format
 from ir.attributes import Dense
 from ir.core import Block, Graph, Operation, Value
 from ir.dims import Dim, substitute, symbol, symbols_of
@@ -45,6 +48,9 @@ FLOPS: dict[str, int] = {
 }
 """Operations of scalar operations, by name; about those of the polynomials of ``expand-math``, for its functions."""
 
+TENSORS = ("graph.attention", "graph.split_digits", "graph.digit_linear", "graph.packed_linear", "graph.packed_embedding")
+"""Operations of tensors that are counted as they are; everything else is one of loops or of no work."""
+
 _SAME = ("memref.reshape", "memref.from_tensor", "memref.of_inout", "memref.to_tensor")
 _LIMIT = 100_000
 """Rounds of loops that are gone through one by one, because bounds inside depend on them."""
@@ -63,10 +69,12 @@ def memory_of(value: Value) -> Value:
 class Work:
     """What operations do: ``flops``, and the elements that each form of access reads or writes, by buffer.
 
+    ``dots`` are those of the flops that are computed with dot products of bytes, by the number of digits: so many times.
     ``known`` is False where a loop's bounds depend on data: it counts as one round.
     """
 
     flops: float = 0.0
+    dots: dict[int, float] = field(default_factory=dict)
     read: dict[Value, dict[str, float]] = field(default_factory=dict)
     written: dict[Value, dict[str, float]] = field(default_factory=dict)
     known: bool = True
@@ -81,6 +89,15 @@ def work_of(op: Operation, names: Mapping[str, int]) -> Work:
     counter = _Counter(names)
     counter.operation(op, 1)
     return counter.work
+
+
+def dots_of(works: Iterable[Work]) -> dict[int, float]:
+    """The flops of several pieces of work that are computed with digits, by the number of digits."""
+    found: dict[int, float] = {}
+    for work in works:
+        for digits, flops in work.dots.items():
+            found[digits] = found.get(digits, 0.0) + flops
+    return found
 
 
 def least_bytes(works: Sequence[Work], used_elsewhere: Iterable[Value], names: Mapping[str, int]) -> float:
@@ -121,7 +138,7 @@ def _elements(type_: MemRefType | TensorType, names: Mapping[str, int]) -> int:
 
 def has_work(op: Operation) -> bool:
     """Whether an operation of the top level is one whose work is counted."""
-    return bool(op.regions) or op.definition.full_name in ("memref.copy", "graph.attention")
+    return bool(op.regions) or op.definition.full_name in ("memref.copy", *TENSORS)
 
 
 def memories_used(graph: Graph) -> dict[Value, set[Operation]]:
@@ -169,8 +186,9 @@ class _Counter:
         elif name == "memref.copy":
             self._whole(op.operands[0], self.work.read)
             self._whole(op.operands[1], self.work.written)
-        elif name == "graph.attention":
-            self._attention(op)
+        elif name in TENSORS:
+            count = {"attention": self._attention, "split_digits": self._split, "packed_embedding": self._rows}
+            count.get(op.definition.text_name, self._product)(op)
         elif name != "memref.prefetch":
             self._plain(op, name, times)
 
@@ -198,9 +216,43 @@ class _Counter:
         heads = math.prod(query[:-2])
         self.work.flops += heads * (seen * (2 * query[-1] + 2 * width + FLOPS["math.exp"] + 4) + queries * width)
         self.work.known = op.operand("length") is None
+        self._everything(op)
+
+    def _everything(self, op: Operation) -> None:
+        """Counts all elements of all operands and results."""
         for operand in op.operands:
             self._whole(operand, self.work.read)
-        self._whole(op.results[0], self.work.written)
+        for result in op.results:
+            self._whole(result, self.work.written)
+
+    def _split(self, op: Operation) -> None:
+        """Digits: a comparison with the largest, and a product, for each element."""
+        self.work.flops += 2 * math.prod(self._shape(op, "x"))
+        self._everything(op)
+
+    def _product(self, op: Operation) -> None:
+        """``digit_linear`` and ``packed_linear``: the product of floats that they stand for."""
+        packed, digits = self._shape(op, "packed"), self._shape(op, "digits")
+        flops = 2.0 * self._size(op.results[0]) * packed[1] * BLOCK
+        self.work.flops += flops
+        if digits:
+            self.work.dots[digits[-2]] = self.work.dots.get(digits[-2], 0.0) + flops
+        self._everything(op)
+
+    def _rows(self, op: Operation) -> None:
+        """``packed_embedding``: of each row that is named a part of every block of its panel, and a product or multiply-add for each element."""
+        table, ids, result = op.operands[0], op.operands[1], op.results[0]
+        assert isinstance(table.type, TensorType)
+        form, size = packed_format(table.type), self._size(result)
+        self.work.flops += size * (2 if form.minimum else 1)
+        rows = min(float(self._size(table)), size / BLOCK * form.bytes / ROWS)
+        self.work.read.setdefault(memory_of(table), {})["rows"] = rows
+        self._whole(ids, self.work.read)
+        self._whole(result, self.work.written)
+
+    def _size(self, value: Value) -> int:
+        assert isinstance(value.type, TensorType)
+        return _elements(value.type, self.names)
 
     def _shape(self, op: Operation, name: str) -> list[int]:
         """The dimensions of an operand, none where it is left out."""

@@ -12,6 +12,7 @@ from dialects.graph.indexing import embedding, gather, slice_
 from dialects.graph.matmul import linear
 from ir.builder import Builder
 from ir.core import Block, Graph, Module, Operation, Value
+from ir.diagnostics import FusedLocation
 from ir.rewriter import move_before, replace_op, walk_graphs
 from ir.types import TensorType
 from passes.graph.hoist_to_init import known_at_load_time
@@ -240,7 +241,9 @@ class _Rewriting:
         for weight in weights:
             starts[weight] = total
             total += _rows(weight)
-        with Builder.before_op(first.op):
+        with Builder.before_op(first.op) as builder:
+            if len(group) > 1:
+                builder.loc = FusedLocation([p.op.loc for p in group if p.op.loc is not None])
             whole = self._multiply(first, packed, total, "" if len(weights) == 1 else f"{first.op.result.name}.linear")
         for product in group:
             with Builder.before_op(product.op):

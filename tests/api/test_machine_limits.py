@@ -44,6 +44,8 @@ def test_narrow_types() -> None:
     meter.sample()
     peak = meter.limits().peak
     assert list(peak) == list(host_dtypes()) and "f32" in peak and min(peak.values()) > 0
+    assert Limits(1, {"f32": 1e9, "i8": 4e9}, {"L2": 1e9}).time(5e9, 0, dots={3: 4e9}) == (1.0 + 3.0, "i8")
+    assert Limits(1, {"f32": 1e9}, {"L2": 1e9}).time(5e9, 0, dots={3: 4e9}) == (5.0, "f32")
     assert Limits(1, {"f32": 1e9, "bf16": 2e9}, {"L2": 1e9}).time(4e9, 0, "bf16") == (2.0, "bf16")
 
 

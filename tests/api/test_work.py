@@ -6,7 +6,7 @@ import pytest
 
 import graph_opt
 from graph_opt.api import find_graph
-from graph_opt.work import FLOPS, least_bytes, memories_used, work_of
+from graph_opt.work import FLOPS, dots_of, least_bytes, memories_used, work_of
 from ir.opdef import REGISTRY
 from passes.infra.manager import PassManager
 from passes.pipelines import load_pipeline
@@ -141,6 +141,39 @@ def test_attention_as_one_operation() -> None:
     for queries, keys, causal, seen in ((3, 5, False, 15), (3, 5, True, 3 + 4 + 5), (5, 3, True, 0 + 0 + 1 + 2 + 3), (1, 5, True, 5)):
         nbytes = 4 * 2 * (4 * queries * 8 + 2 * keys * 8 + 2 * keys * 6 + 4 * queries * 6)
         assert attention(queries, keys, causal) == (8 * (seen * pair + queries * 6), nbytes)
+
+
+PACKED = """graph @main(%x: f32[S, 96], %w: FORMAT[40, 96], %ids: i64[S]) -> (f32[S, 40], f32[S, 40], f32[S, 96]) {
+  %p = pack_rows(%w)
+  %d, %s, %t = split_digits(%x, digits=2)
+  %y = digit_linear(%d, %s, %t, %p, rows=40)
+  %z = packed_linear(%x, %p, rows=40)
+  %e = packed_embedding(%p, %ids, rows=40)
+  return %y, %z, %e
+}
+"""
+
+
+@pytest.mark.parametrize(("format_", "row", "unpack"), [("q4_0", 18, 1), ("q4_1", 20, 2), ("q8_0", 34, 1)])
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_products_with_packed_weights(format_: str, row: int, unpack: int, rows: int) -> None:
+    """64 packed rows of three blocks are read by products, the named ones by an embedding."""
+    module = graph_opt.parse(PACKED.replace("FORMAT", format_))
+    PassManager(load_pipeline("infer-types")).run(module)
+    works = {op.name.removeprefix("graph."): work_of(op, {"S": rows}) for op in module.main.block}
+    packed, x, product = 64 * 3 * row, 4 * rows * 96, 2 * rows * 40 * 96
+    split = rows * 3 * (2 * 32 + 2 * 4 + 2 * 4)
+    expected = {
+        "split_digits": (2 * rows * 96, x + split),
+        "digit_linear": (product, split + packed + 4 * rows * 40),
+        "packed_linear": (product, x + packed + 4 * rows * 40),
+        "packed_embedding": (unpack * rows * 96, 8 * rows + rows * 3 * row + 4 * rows * 96),
+    }
+    for name, found in expected.items():
+        work = works[name]
+        assert work.known and (work.flops, least_bytes([work], work.memories(), {"S": rows})) == found, name
+    assert works["digit_linear"].dots == {2: product} and dots_of(works[name] for name in expected) == {2: product}
+    assert dots_of([works["digit_linear"], works["digit_linear"]]) == {2: 2 * product}
 
 
 def test_an_updated_cache_is_read_and_a_part_of_it_written() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from graph_opt.bench_report import duration, spread
 from graph_opt.cli import main
+from graph_opt.limits import host_dtypes
 
 MLP = str(Path(__file__).parents[2] / "samples" / "mlp.graph")
 FAST = ["--rounds", "2"]
@@ -91,6 +92,41 @@ graph @main(%x: f32[B, 32]) -> f32[B, 32] {
     out, err = capsys.readouterr()
     assert "generated weights @w" in err
     (row,) = [line for line in out.splitlines() if "matmul, silu" in line]
+    assert row.split()[2] == "2" and "3-4" in row
+
+
+def test_quantized_products(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is a row with its lines and its work; equal ones are one row, other shapes another; weights read together are one product."""
+    program = tmp_path / "quantized.graph"
+    program.write_text("""file @w = "nowhere.gguf"
+graph @layer(%x: f32[B, 64], %w: q4_1[64, 64], %v: q4_1[96, 64]) -> f32[B, 64] {
+  %y = linear(%x, %w)
+  %z = linear(%x, %v)
+  %s = slice(%z, starts=[0], ends=[64], axes=[1])
+  %m = mul(%y, %s)
+  return %m
+}
+graph @main(%ids: i64[B]) -> f32[B, 40] {
+  %table = weight(@w, "t") : q8_0[40, 64]
+  %a = weight(@w, "a") : q4_1[64, 64]
+  %b = weight(@w, "b") : q4_1[64, 64]
+  %c = weight(@w, "c") : q4_1[96, 64]
+  %d = weight(@w, "d") : q4_1[96, 64]
+  %x = embedding(%table, %ids)
+  %y = call(@layer, %x, %a, %c)
+  %z = call(@layer, %y, %b, %d)
+  %o = linear(%z, %table)
+  return %o
+}
+""")
+    found = measured([str(program), "--dims", "B=3"], capsys)
+    rows = [([o["line"] for o in p["ops"]], p["flops"]) for p in found["parts"]]
+    assert all(p["counted"] and p["ops"] and p["bytes"] > 0 and p["bound"] in ("f32", "i8", "L2") for p in found["parts"])
+    assert rows.count(([3, 4], 2 * 3 * 64 * 160)) == 2 and rows.count(([18], 2 * 3 * 64 * 40)) == 1
+    assert rows.count(([15], 3 * 64)) == 1 and sum(flops == 2 * 3 * 64 for _, flops in rows) == 3  # digits of two layers and of %z
+    assert set(found["limits"]["peak"]) == {d for d in host_dtypes() if d in ("f32", "i8")}
+    assert main(["bench", str(program), "--dims", "B=3", *FAST]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith("linear -> %y.y.linear")]
     assert row.split()[2] == "2" and "3-4" in row
 
 

@@ -140,6 +140,16 @@ def test_rows_of_a_packed_table(format_: str) -> None:
             program(packed, np.array([0, bad]))
 
 
+def test_copied_loops_come_from_their_own_operation() -> None:
+    text = "graph @main(%p: u8[1, 2, 640], %q: u8[1, 2, 640], %i: i64[S]) -> (f32[S, 64], f32[S, 64]) {\n"
+    text += "  %a = packed_embedding(%p, %i, rows=32)\n  %b = packed_embedding(%q, %i, rows=32)\n  return %a, %b\n}\n"
+    module = graph_opt.parse(text)
+    PassManager(load_pipeline("infer-types,lower-to-linalg,lower-digits")).run(module)
+    loops = [op for op in module.main.block if op.regions]
+    found = [{line for inner in (op, *op.walk()) if inner.loc for _, line, _ in inner.loc.places} for op in loops]
+    assert found and found == [{2}] * (len(found) // 2) + [{3}] * (len(found) // 2)
+
+
 def test_equal_products_are_compiled_once() -> None:
     """Loops of products of one shape are copies, so that they fold."""
     names = [f"%p{n}" for n in range(3)]
