@@ -21,6 +21,7 @@ from passes.infra.twins import Folding, fold
 if TYPE_CHECKING:
     from ir.weights import WeightSource
     from passes.infra.decisions import Decisions
+    from passes.infra.verify_exec import KeptRuns
 
 
 class PassFault(Exception):
@@ -89,6 +90,7 @@ class PassManager:
     stand_in: str | None = None
     copies: Copies = field(default_factory=dict)
     _generated: dict[Any, WeightSource] = field(default_factory=dict)
+    _kept: KeptRuns | None = None
     _folding: Folding | None = None
 
     def run(self, module: Module) -> bool:
@@ -195,17 +197,19 @@ class PassManager:
             raise PassFault(text, "says that it changed nothing, but the text differs", before)
 
     def _compare(self, pass_: Pass, text: str, reference: Module, module: Module) -> str:
-        from passes.infra.verify_exec import DEFAULT_BUDGET, compare_modules
+        from passes.infra import verify_exec
 
-        outcome = compare_modules(
+        self._kept = self._kept or verify_exec.KeptRuns()
+        outcome = verify_exec.compare_modules(
             reference,
             module,
             pass_.preserves,
             tolerance=pass_.tolerance(),
             sources=self.sources,
             seed=self.instrumentation.seed,
-            budget=self.instrumentation.verify_exec_budget or DEFAULT_BUDGET,
+            budget=self.instrumentation.verify_exec_budget or verify_exec.DEFAULT_BUDGET,
             generated=self._generated,
+            kept=self._kept,
         )
         if outcome.mismatch is not None:
             raise PassFault(text, f"broke the numbers: {outcome.mismatch.describe()}", print_module(reference))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from ir.inference import Inference, unify_call
 from ir.inputs import CAUTION_LEVELS, GeneratedWeights, Kind, choose_sizes, generate_inputs
 from ir.interpreter import Interpreter
 from ir.layout import LAYOUT, LoopDim, RangeArg, layout_of
-from ir.printer import print_operation
+from ir.printer import print_module, print_operation
 from ir.references import INITIAL, all_references
 from ir.types import DType, MemRefType, TensorType, f64, is_known
 
@@ -75,6 +76,29 @@ class _Run:
     inout: list[NDArray[Any]]
 
 
+class KeptRuns:
+    """The runs of the last comparison's later program, which is the earlier one of the next comparison."""
+
+    _MOST = 1 << 28  # bytes of the values of a run
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[Any, ...], _Run] = {}
+        self._after: dict[tuple[Any, ...], _Run] = {}
+
+    def next(self) -> None:
+        """A comparison begins: what ran after the last pass is there before this one."""
+        self._before, self._after = self._after, {}
+
+    def find(self, key: tuple[Any, ...]) -> _Run | None:
+        """What the earlier program gave when it was the later one."""
+        return self._before.get(key)
+
+    def keep(self, key: tuple[Any, ...], run: _Run) -> None:
+        """Keeps a run of the later program, unless its values are large."""
+        if sum(np.asarray(array).nbytes for _, array in run.values.values()) <= self._MOST:
+            self._after[key] = run
+
+
 def compare_modules(
     before: Module,
     after: Module,
@@ -85,18 +109,22 @@ def compare_modules(
     seed: int = 0,
     budget: float = DEFAULT_BUDGET,
     generated: dict[tuple[str, Kind], WeightSource] | None = None,
+    kept: KeptRuns | None = None,
 ) -> Outcome:
     """Runs every graph that both modules have and nothing else calls, and compares the results.
 
     ``tolerance`` is how far ``approximate`` values may be off, as a part of the largest element (default: 1e-6).  Weights of files
-    that ``sources`` lacks are generated, and kept in ``generated`` for the next comparison.
+    that ``sources`` lacks are generated, and kept in ``generated`` for the next comparison; runs
+    of ``after`` are in ``kept``, so that a program doesn't run twice between two passes.
     """
     outcome = Outcome()
     generated = generated if generated is not None else {}
+    kept = kept if kept is not None else KeptRuns()
+    kept.next()
     for name in entry_graphs(after):
         if name not in before.graphs:
             return Outcome(Mismatch(None, f"graph @{name} was not there before"))
-        found = _Comparison(before, after, name, preserves, tolerance, sources or {}, generated, seed, budget).run()
+        found = _Comparison(before, after, name, preserves, tolerance, sources or {}, generated, kept, seed, budget).run()
         if found.mismatch is not None:
             return found
         outcome.skipped = outcome.skipped or found.skipped
@@ -141,6 +169,7 @@ class _Comparison:
         tolerance: float | None,
         sources: Mapping[str, WeightSource],
         generated: dict[tuple[str, Kind], WeightSource],
+        kept: KeptRuns,
         seed: int,
         budget: float,
     ) -> None:
@@ -150,6 +179,8 @@ class _Comparison:
         self.tolerance = tolerance or (APPROXIMATE_TOLERANCE if preserves == "approximate" else DOUBLE_TOLERANCE)
         self.sources = {f: _Remembered(s) for f, s in sources.items()}
         self.generated = generated
+        self.kept = kept
+        self.texts = {id(m): print_module(m) for m in (before, after)}
         self.seed = seed
         self.budget = budget
 
@@ -203,6 +234,10 @@ class _Comparison:
         return Outcome(skipped=f"@{self.name} not verified on {kind} inputs: it fails on every generated input ({problem})")
 
     def _execute(self, module: Module, inputs: Sequence[NDArray[Any]], kind: Kind, double: bool = False) -> _Run:
+        key = (self.texts[id(module)], self.name, kind, double, *((a.dtype.str, a.shape, sha256(a.tobytes()).digest()) for a in inputs))
+        known = self.kept.find(key) if module is self.before else None
+        if known is not None:
+            return known
         values: dict[str, tuple[Operation, Sequence[Any]]] = {}
 
         def record(op: Operation, results: Sequence[Any]) -> None:
@@ -214,7 +249,10 @@ class _Comparison:
         arrays = [a.copy() for a in inputs]
         interpreter = Interpreter(module, sources, double=double, on_operation=record, quiet=True)
         results = interpreter.run(graph, arrays)
-        return _Run(results, values, [arrays[p.index] for p in written_parameters(graph)])
+        run = _Run(results, values, [arrays[p.index] for p in written_parameters(graph)])
+        if module is self.after:
+            self.kept.keep(key, run)
+        return run
 
     def _source(self, module: Module, file: str, kind: Kind) -> WeightSource:
         """The bound weights, else generated ones: small integers for exact runs, ordinary numbers for the others."""

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from graph_opt.cli import main
 from ir.attributes import Dense
 from ir.builder import Builder
-from ir.core import Module, Operation
+from ir.clone import clone_module
+from ir.core import Graph, Module, Operation
+from ir.interpreter import Interpreter
 from ir.opdef import REGISTRY
 from ir.parser import parse_module
+from ir.printer import print_module
 from passes.infra.base import PassContext
 from passes.infra.registry import find_pass, pass_files
-from passes.infra.verify_exec import close_in_double, compare_modules, error_is_bounded, same_bits
+from passes.infra.verify_exec import KeptRuns, close_in_double, compare_modules, error_is_bounded, same_bits
 from passes.pipelines import PRESETS
 
 SAMPLES = Path(__file__).parents[2] / "samples"
@@ -202,3 +207,26 @@ def test_a_buffer_written_otherwise_is_seen() -> None:
     found = compare_modules(parse_module(text.format("1.0")), parse_module(text.format("2.0")))
     assert found.mismatch is not None and "%A after the call changed" in found.mismatch.message
     assert compare_modules(parse_module(text.format("1.0")), parse_module(text.format("1.0"))).mismatch is None
+
+
+def test_a_program_runs_once_between_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = parse_module(PROGRAM)
+    ran: list[str] = []
+    run = Interpreter.run
+
+    def counted(self: Interpreter, graph: Graph, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        ran.append(print_module(self.module))
+        return run(self, graph, arrays)
+
+    monkeypatch.setattr(Interpreter, "run", counted)
+    kept = KeptRuns()
+    copies = [clone_module(module) for _ in range(3)]
+    for copy in copies[1:]:
+        nudge_a_constant(copy)
+    assert compare_modules(copies[0], copies[0], kept=kept).mismatch is None
+    first_time = len(ran)
+    assert first_time == 6  # two programs, three kinds of inputs
+    found = compare_modules(clone_module(copies[0]), copies[1], kept=kept)
+    assert found.mismatch is not None and len(ran) == first_time + 1 and ran[-1] == print_module(copies[1])
+    assert compare_modules(copies[0], copies[2], kept=kept).mismatch is not None  # not what ran before: both run
+    assert len(ran) == first_time + 3
