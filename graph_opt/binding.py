@@ -13,7 +13,7 @@ import dialects
 from interop import open_weights
 from ir.attributes import Attribute, FileRef
 from ir.core import Graph, Module, Operation, Value, WeightFile
-from ir.diagnostics import Diagnostic, GraphError, did_you_mean
+from ir.diagnostics import Diagnostic, GraphError, MissingPackage, did_you_mean
 from ir.opdef import REGISTRY
 from ir.signature import array_type, is_masked
 from ir.types import TensorType, UnknownType, merge_types
@@ -78,7 +78,9 @@ def _inside(declared: WeightFile, folder: Path | None) -> Path:
 
 
 def at_location(error: GraphError, location: Any) -> GraphError:
-    """The same complaints; those without a place get ``location``."""
+    """The same complaints; those without a place get ``location``, but for packages that are missing."""
+    if isinstance(error, MissingPackage):
+        return error
     for diagnostic in error.diagnostics:
         if diagnostic.location is None and diagnostic.kind == "error":
             diagnostic.location = location

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from graph_opt.binding import at_location
-from ir.diagnostics import Diagnostic, GraphError, NamedLocation
+from ir.diagnostics import Diagnostic, GraphError, MissingPackage, NamedLocation
 
 if TYPE_CHECKING:
     from passes.infra.manager import PassFault
@@ -37,7 +37,7 @@ def guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespa
         return 2
     except GraphError as error:
         located = at_location(error, NamedLocation(shown_name(args.file), 1, 1))
-        print(located, file=sys.stderr)
+        print(f"graph-opt: {located}" if isinstance(located, MissingPackage) else located, file=sys.stderr)
         return 1
     except BrokenPipeError:
         raise

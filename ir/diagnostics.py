@@ -155,6 +155,10 @@ class GraphError(Exception):
         super().__init__("\n".join(d.render() for d in self.diagnostics))
 
 
+class MissingPackage(GraphError):
+    """Nothing is wrong with the input, but a package isn't installed: it is said without a place."""
+
+
 class Diagnostics:
     """Collects complaints so that one run reports all of them."""
 

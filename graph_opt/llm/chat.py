@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from graph_opt.llm.extras import said
+from graph_opt.llm.extras import INSTALL, said
 from graph_opt.llm.tokenizer import Tokenizer
-from ir.diagnostics import Diagnostic, GraphError, Location, Source
+from ir.diagnostics import Diagnostic, GraphError, Location, MissingPackage, Source
 
 TEMPLATE = "tokenizer.chat_template"
 _RENDER = Path(__file__).with_name("_render.py")
@@ -64,7 +64,7 @@ def _line(source: Source, line: int) -> Location:
 def _run(request: dict[str, Any]) -> dict[str, Any]:
     """What the process says."""
     if find_spec("jinja2") is None:
-        raise GraphError(Diagnostic("chat templates need the package jinja2", hint="pip install graph-opt[llm]"))
+        raise MissingPackage(Diagnostic("chat templates need the package jinja2", hint=INSTALL))
     try:
         done = subprocess.run([sys.executable, "-P", str(_RENDER)], input=json.dumps(request).encode(), capture_output=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
@@ -79,5 +79,5 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return {"error": f"its process ended: {last or done.returncode}", "line": 1}
     if "missing" in answer:
-        raise GraphError(Diagnostic(f"chat templates need the package jinja2: {said(str(answer['missing']))}", hint="pip install graph-opt[llm]"))
+        raise MissingPackage(Diagnostic(f"chat templates need the package jinja2: {said(str(answer['missing']))}", hint=INSTALL))
     return answer

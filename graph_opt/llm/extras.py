@@ -5,15 +5,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Literal
 
-from ir.diagnostics import Diagnostic, GraphError
+from ir.diagnostics import Diagnostic, MissingPackage
+
+INSTALL = "pip install tokenizers jinja2; or pip install '.[llm]' in a checkout of graph-opt"
+"""What to do where one is missing."""
 
 
 def extra(package: Literal["tokenizers", "jinja2"], purpose: str) -> Any:
-    """The package; ``purpose`` says what it is needed for.  Raises GraphError when it isn't installed."""
+    """The package; ``purpose`` says what it is needed for.  Raises MissingPackage when it isn't installed."""
     try:
         return import_module("tokenizers") if package == "tokenizers" else import_module("jinja2")
     except ImportError as error:
-        raise GraphError(Diagnostic(f"{purpose} needs the package {package}: {error}", hint="pip install graph-opt[llm]")) from None
+        raise MissingPackage(Diagnostic(f"{purpose} needs the package {package}: {error}", hint=INSTALL)) from None
 
 
 def said(text: str, limit: int = 300) -> str:

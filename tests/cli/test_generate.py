@@ -204,7 +204,7 @@ def test_without_the_extra_packages(file: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 1
-    assert "needs the package tokenizers: not there" in done.stderr and "pip install graph-opt[llm]" in done.stderr
+    assert "graph-opt: error: turning text into tokens needs the package tokenizers: not there\n  hint: pip install tokenizers jinja2" in done.stderr
 
 
 def test_import_refuses_end_tokens_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def test_what_is_no_conversation(made: Any, messages: Any, message: str) -> None
 
 def test_without_jinja(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "find_spec", lambda name: None)
-    with pytest.raises(GraphError, match=r"pip install graph-opt\[llm\]"):
+    with pytest.raises(GraphError, match="pip install tokenizers jinja2"):
         chat_text(made("x"), MESSAGES)
 
 
