@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graph_opt.api import Device, check_device, compile, compile_text, parse
+from graph_opt.api import Device, check_device, compile, compile_text, load, parse
 from graph_opt.binding import at_location, bind_files
 from graph_opt.kept import READING, WEIGHTS
 from graph_opt.llm.cache import KeyValueCache
@@ -80,7 +80,14 @@ def load_program(path: Path, threads: int | None, precision: str, device: Device
     count = (0 if device == "cpu" else 1) if threads is None else int(threads)
     check_device(device, count)
     if not _is_gguf(path):
-        executable = compile(path, device=device, threads=count, files=files, precision=precision, progress=progress)
+
+        def tell_and_check(text: str) -> None:
+            if progress is not None:
+                progress(text)
+            if text == READING:  # it will be compiled, which takes long
+                _check_program(path, files)
+
+        executable = compile(path, device=device, threads=count, files=files, precision=precision, progress=tell_and_check)
         gguf = _weights_of(executable.files, files, path)
         tokenizer = Tokenizer(gguf.metadata)
     elif files:
@@ -109,6 +116,15 @@ def _check(tokenizer: Tokenizer, path: Path) -> None:
         tokenizer.check()
     except GraphError as error:
         raise at_location(error, NamedLocation(str(path), 1, 1)) from None
+
+
+def _check_program(path: Path, files: Files | None) -> None:
+    """Raises GraphError for a tokenizer that a program can't be used with."""
+    gguf = _weights_of(load(path).files, files, path)
+    try:
+        _check(Tokenizer(gguf.metadata), path)
+    finally:
+        gguf.close()
 
 
 def _compiled(gguf: GgufFile, path: Path, threads: int, precision: str, device: Device, progress: Progress | None) -> Executable:

@@ -306,6 +306,13 @@ def test_a_bad_tokenizer_is_found_before_anything_is_compiled(tmp_path: Path, mo
         with pytest.raises(GraphError, match=r"t\.gguf:1:1: error: .*merge 0, 'a zz': 'zz' is no token"):
             load(file, device=device, progress=told.append)  # type: ignore[arg-type]
         assert set(told) <= {"reading the model", "reading the program"}
+    program = tmp_path / "t.graph"
+    program.write_text(import_llama(GgufFile(file)))
+    for device in ("cpu", "reference"):
+        told = []
+        with pytest.raises(GraphError, match=r"t\.graph:1:1: error: .*merge 0, 'a zz': 'zz' is no token"):
+            load(program, device=device, progress=told.append)  # type: ignore[arg-type]
+        assert told == ["reading the program"]
 
 
 def test_a_name_that_is_no_text(path: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
