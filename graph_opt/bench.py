@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _MARK = "<nest>"
 _COUNTED_BEFORE = ("lower-attention", "lower-digits", "lower-to-loops")
+_STREAM = 128 << 20  # bytes of memory that a sample reads at most, for a program that reads more than caches hold
 _STORED = ("graph.weight", "graph.constant", "graph.initial")
 
 
@@ -236,7 +237,8 @@ def measure(subject: Subject, arrays: Sequence[NDArray[Any]], inputs: dict[str, 
     """Times the program on arrays: in each round a sample of the limits, and a block of calls of either code."""
     needed = {level_of(n) for n in (subject.nbytes, *(p.nbytes for p, _ in subject.parts))}
     dtypes = [dtype for dtype in host_dtypes() if dtype == "f32" or (dtype == "i8" and subject.dots)]
-    meter = Meter(subject.threads, [level for level in READ if level != "DRAM" or level in needed], dtypes)
+    levels = [level for level in READ if level != "DRAM" or level in needed]
+    meter = Meter(subject.threads, levels, dtypes, min(int(subject.nbytes), _STREAM) if "DRAM" in levels else 0)
     ticks, code = _tick_reader()
     for part, _ in subject.parts:
         part.seconds.clear()

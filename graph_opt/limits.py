@@ -98,7 +98,8 @@ class Meter:
 
     ``levels`` are the levels to read from, all unless said: without "DRAM" no large memory is taken.  ``dtypes`` are the types of
     multiply-adds, among those that :func:`host_dtypes` gives.  With ``stream`` so many bytes of memory are read from the first to the
-    last, again in every sample, with prefetches (the sample "stream"): what a program could reach that reads its weights once.
+    last, again in every sample, with prefetches (the sample "stream"): what a program could reach that reads its weights once.  That
+    is the limit of "DRAM" then, where it is more.
     """
 
     threads: int = 1
@@ -154,7 +155,10 @@ class Meter:
     def limits(self, choose: Callable[[list[float]], float] = statistics.median) -> Limits:
         """The limits that the samples give: their medians, or what else ``choose`` makes of a list (``max`` for the best)."""
         rates = {name: choose(found) for name, found in self.samples.items()}
-        return Limits(self.threads, {dtype: rates[dtype] for dtype in self.dtypes}, {level: rates[level] for level in self.levels})
+        read = {level: rates[level] for level in self.levels}
+        if "DRAM" in read:
+            read["DRAM"] = max(read["DRAM"], rates.get("stream", 0.0))
+        return Limits(self.threads, {dtype: rates[dtype] for dtype in self.dtypes}, read)
 
     def _once(self, probe: _Probe) -> int:
         """Steps that go through everything once."""

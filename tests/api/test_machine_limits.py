@@ -71,6 +71,13 @@ def test_memory_is_read_window_by_window() -> None:
     assert meter.limits().read["DRAM"] > 0
 
 
+def test_the_limit_of_memory_is_that_of_a_stream_where_it_is_more() -> None:
+    meter = limits.Meter(1, levels=("DRAM",), stream=1 << 20)
+    for windows, stream, expected in ((1e9, 3e9, 3e9), (2e9, 1e9, 2e9)):
+        meter.samples.update({"f32": [1.0], "DRAM": [windows], "stream": [stream]})
+        assert meter.limits().read == {"DRAM": expected}
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_memory_is_read_from_the_first_to_the_last_byte(threads: int) -> None:
     meter = limits.Meter(threads, levels=(), dtypes=(), stream=1 << 20)
