@@ -26,6 +26,8 @@ from tests.checks import all_examples, baseline, check_numbers, check_text, exec
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 PIPELINE = "inline,decompose,lower-to-linalg"
+LATER = ("split_digits", "digit_linear", "packed_linear", "packed_embedding")
+"""Products with packed weights: lower-digits makes loops of them, behind the nests."""
 SLOW = ("graph.attention",)  # whole models of operations; test_every_op.py runs the pass on them as they are
 EXAMPLES = {
     f"{name}-{number}": text.replace("@example(", "@main(")
@@ -33,7 +35,7 @@ EXAMPLES = {
     if (name.startswith("graph.") or name == "scf.for") and name not in SLOW
 }
 
-LEFT = {"print", "constant", "weight", "initial", "call"}
+LEFT = {"print", "constant", "weight", "initial", "call", *LATER}
 """What stays a tensor operation in the examples."""
 
 
@@ -348,7 +350,7 @@ def test_only_what_calls_back_stays_in_the_examples(key: str) -> None:
     apply(module, "inline,decompose")
     context = PassContext()
     LowerToLinalg().run(module, context)
-    assert {name.split()[0] for name in context.statistics if name.endswith("left as a tensor operation")} <= {"print", "call"}
+    assert {name.split()[0] for name in context.statistics if name.endswith("left as a tensor operation")} <= {"print", "call", *LATER}
 
 
 def test_open_types_stay() -> None:
