@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dialects.graph._shapes import require_rank
-from dialects.graph.indexing import _checked as checked
+from dialects.graph.indexing import checked_indices
 from ir.dims import Dim, UnknownDim, ceildiv, compatible, exact_div
 from ir.opdef import Blocks, Float, Integer, Tensor, TypeProblem, op
 from ir.types import TensorType, f32, i8, i32, u8
@@ -373,4 +373,4 @@ def packed_embedding(packed: Integer, ids: Integer, *, rows: int, named: Literal
           return %y
         }
     """
-    return packed_values(packed)[checked(named, ids, rows, 0)]
+    return packed_values(packed)[checked_indices(named, ids, rows, 0)]

@@ -316,7 +316,7 @@ def _gathered(x: TensorType, indices: TensorType, axis: int, names: tuple[str, s
     return x.with_shape((*x.shape[:along], *indices.shape, *x.shape[along + 1 :]))
 
 
-def _checked(operation: str, indices: Tensor, size: int, axis: int) -> Tensor:
+def checked_indices(operation: str, indices: Tensor, size: int, axis: int) -> Tensor:
     """The indices counted from 0, as int64.  Raises ExecutionError for the first that is out of range."""
     wide = np.asarray(indices).astype(np.int64)
     bad = (wide < -size) | (wide >= size)
@@ -361,7 +361,7 @@ def gather(x: Stored, indices: Integer, *, axis: int = 0) -> Tensor:
           return %y
         }
     """
-    return _numbers(np.take(x, _checked("gather", indices, x.shape[axis], axis), axis=axis))
+    return _numbers(np.take(x, checked_indices("gather", indices, x.shape[axis], axis), axis=axis))
 
 
 def _infer_embedding(table: TensorType, ids: TensorType) -> TensorType:
@@ -389,7 +389,7 @@ def embedding(table: Stored, ids: Integer) -> Tensor:
           return %y
         }
     """
-    return _numbers(np.take(table, _checked("embedding", ids, table.shape[0], 0), axis=0))
+    return _numbers(np.take(table, checked_indices("embedding", ids, table.shape[0], 0), axis=0))
 
 
 def _infer_scatter(x: TensorType, indices: TensorType, updates: TensorType, axis: int) -> TensorType:
@@ -424,7 +424,7 @@ def scatter(x: Tensor, indices: Integer, updates: Tensor, *, axis: int = 0) -> T
         }
     """
     axis = axis + x.ndim if axis < 0 else axis
-    flat = _checked("scatter", indices, x.shape[axis], axis).reshape(-1)
+    flat = checked_indices("scatter", indices, x.shape[axis], axis).reshape(-1)
     # first occurrences in the reversed list are last occurrences
     targets, reversed_at = np.unique(flat[::-1], return_index=True)
     lines = updates.reshape((*x.shape[:axis], flat.size, *x.shape[axis + 1 :]))
@@ -464,7 +464,7 @@ def gather_elements(x: Tensor, indices: Integer, *, axis: int) -> Tensor:
           return %y
         }
     """
-    return np.take_along_axis(x, _checked("gather_elements", indices, x.shape[axis], axis), axis=axis)
+    return np.take_along_axis(x, checked_indices("gather_elements", indices, x.shape[axis], axis), axis=axis)
 
 
 # -- triangles ---------------------------------------------------------------------------------------------------------
