@@ -1,0 +1,83 @@
+"""Memory on the chip: what the threads of a block share, and what each thread has for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dialects.gpu._execution import thread_environment
+from ir.core import Operation
+from ir.layout import layout_of
+from ir.opdef import AttributeSpec, RegionOpDef, TypeProblem, register
+from ir.types import MemRefType, Type
+
+SPACES = ("shared", "local")
+_GARBAGE = bytes((0xFF, 0x7F))  # NaN of every float type, large numbers of integers
+
+
+class Alloc(RegionOpDef):
+    """A buffer on the chip, of static size: ``shared`` by the threads of a block, or ``local`` to each thread.
+
+    Its contents are not specified before something is stored.  Local buffers whose indices are known when the loops around them are
+    unrolled are registers.  ``offset`` is the place in the block's shared memory in bytes, once it is planned.
+
+    Example::
+
+        graph @example(%A: memref<f32[4, 4]>, %C: memref<f32[4, 4]>) {
+          gpu.launch(%b = 0 to 1, threads=4) {
+            %t = gpu.thread_id() : index
+            %row = gpu.alloc() : memref<f32[4], local>
+            scf.for(%i = 0 to 4) {
+              %a = memref.load(%A[%t, %i]) : f32
+              memref.store(%a, %row[%i])
+              yield
+            }
+            scf.for(%j = 0 to 4) {
+              %c = memref.load(%row[-%j+3]) : f32
+              memref.store(%c, %C[%t, %j])
+              yield
+            }
+            yield
+          }
+          return
+        }
+    """
+
+    def __init__(self) -> None:
+        offset = AttributeSpec("offset", int, -1, required=False, positional=False)
+        super().__init__("alloc", "gpu", [offset], result_count=1, pure=False, exact_bits=True, declared_result=True)
+
+    def verify(self, op: Operation) -> None:
+        """No operand, and a declared buffer of static shape, shared or local."""
+        if layout_of(op) or op.regions:
+            raise TypeProblem("expected no operands: gpu.alloc() : memref<f32[4], shared>")
+        type_ = op.results[0].type
+        if not isinstance(type_, MemRefType) or type_.space not in SPACES:
+            raise TypeProblem(f"expected a declared buffer, shared or local, found {type_}", hint="write memref<f32[4], shared>")
+        if not all(isinstance(d, int) for d in type_.shape):
+            raise TypeProblem(f"the size of {type_} is not known when it is compiled")
+
+    def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
+        return (op.results[0].type,)
+
+    def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
+        thread = thread_environment(environment)
+        type_: Any = op.results[0].type
+        if type_.space == "local":
+            return (_garbage(type_),)
+        shared = thread.block_state.shared
+        if op not in shared:
+            shared[op] = _garbage(type_)
+        return (shared[op],)
+
+
+def _garbage(type_: MemRefType) -> Any:
+    shape = tuple(int(d) for d in type_.shape)  # type: ignore[arg-type]
+    dtype = type_.dtype.numpy
+    count = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer(bytearray((_GARBAGE * (count // 2 + 1))[:count]), dtype).reshape(shape)
+
+
+register(Alloc())
