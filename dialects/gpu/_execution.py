@@ -123,7 +123,7 @@ class BlockState:
 class ThreadEnvironment(Environment):
     """The values of one thread of a block."""
 
-    __slots__ = ("block_state", "thread")
+    __slots__ = ("block_state", "copies", "groups", "thread")
 
     def __init__(self, outer: Environment, captured: Sequence[Value], block_state: BlockState, thread: int) -> None:
         super().__init__(outer.names)
@@ -132,6 +132,8 @@ class ThreadEnvironment(Environment):
             self.dtypes[value] = outer.dtypes[value]
         self.block_state = block_state
         self.thread = thread
+        self.copies: list[tuple[Any, Any, Any]] = []
+        self.groups: list[list[tuple[Any, Any, Any]]] = []
 
 
 def thread_environment(environment: Any) -> ThreadEnvironment:

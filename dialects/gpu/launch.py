@@ -19,6 +19,7 @@ MAX_THREADS = 1024
 """Threads that a block may have (CUDA C++ Programming Guide, technical specifications)."""
 
 _THREADS = AttributeSpec("threads", int, 1, required=True, positional=False)
+_MIN_BLOCKS = AttributeSpec("min_blocks", int, 0, required=False, positional=False)
 _NAME = AttributeSpec("name", str, "", required=False, positional=False)
 _TAG = AttributeSpec("tag", str, "", required=False, positional=False)
 
@@ -49,7 +50,8 @@ class Launch(RegionOpDef):
     one it is.  Blocks may run in any order or at the same time, so none may read or write what another one writes.  The threads of
     a block see each other's stores behind a ``gpu.barrier``.
 
-    ``name`` is what the kernel is called in CUDA C; ``tag`` is a name by which passes address the launch.
+    ``name`` is what the kernel is called in CUDA C; ``tag`` is a name by which passes address the launch.  ``min_blocks`` blocks are to
+    fit on a multiprocessor at a time: so many registers at most has a thread (0: as many as it likes).
 
     Raises an error when threads wait for each other for ever.
 
@@ -74,7 +76,7 @@ class Launch(RegionOpDef):
     """
 
     def __init__(self) -> None:
-        super().__init__("launch", "gpu", [_THREADS, _NAME, _TAG], result_count=0, exact=True)
+        super().__init__("launch", "gpu", [_THREADS, _MIN_BLOCKS, _NAME, _TAG], result_count=0, exact=True)
 
     def verify(self, op: Operation) -> None:
         """One to three ranges from 0 in steps of 1, a number of threads that a block may have, and one region."""
@@ -86,6 +88,9 @@ class Launch(RegionOpDef):
         threads: Any = op.attribute("threads")
         if not 1 <= threads <= MAX_THREADS:
             raise TypeProblem(f"expected 1 to {MAX_THREADS} threads, found {threads}", attribute="threads")
+        min_blocks: Any = op.attribute("min_blocks")
+        if not 0 <= min_blocks <= 32:
+            raise TypeProblem(f"expected 0 to 32 blocks, found {min_blocks}", attribute="min_blocks")
 
     def region_argument_types(self, op: Operation, operand_types: Sequence[Type]) -> list[Type]:
         for bounds in layout_of(op):

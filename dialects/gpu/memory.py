@@ -65,17 +65,17 @@ class Alloc(RegionOpDef):
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
         thread = thread_environment(environment)
         type_: Any = op.results[0].type
+        dtype = np.dtype(np.float64) if interpreter.double and type_.dtype.is_float else type_.dtype.numpy
         if type_.space == "local":
-            return (_garbage(type_),)
+            return (garbage(dtype, type_.shape),)
         shared = thread.block_state.shared
         if op not in shared:
-            shared[op] = _garbage(type_)
+            shared[op] = garbage(dtype, type_.shape)
         return (shared[op],)
 
 
-def _garbage(type_: MemRefType) -> Any:
-    shape = tuple(int(d) for d in type_.shape)  # type: ignore[arg-type]
-    dtype = type_.dtype.numpy
+def garbage(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    """What memory holds that nothing was stored in."""
     count = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer(bytearray((_GARBAGE * (count // 2 + 1))[:count]), dtype).reshape(shape)
 
