@@ -15,7 +15,7 @@ ALLOWED = {
     "ir": {"numpy", "lark", "ml_dtypes"},
     "dialects": {"ir", "numpy", "ml_dtypes"},
     "passes": {"dialects", "ir", "numpy", "ml_dtypes"},
-    "codegen": {"dialects", "ir", "numpy", "ml_dtypes", "llvmlite"},
+    "codegen": {"dialects", "ir", "numpy", "ml_dtypes", "llvmlite", "pycuda", "cuda"},
     "interop": {"dialects", "ir", "numpy", "ml_dtypes", "safetensors"},
     "reports": {"dialects", "ir", "numpy"},
     "graph_opt": {*LAYERS, "numpy", "ml_dtypes", "jinja2", "tokenizers"},

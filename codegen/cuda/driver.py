@@ -105,9 +105,10 @@ class Driver(ABC):
 
         Raises GraphError where there is no compiler, or no compiler for this device.
         """
+        from codegen.cuda.targets import target_of_device
         from codegen.cuda.toolchain import compile_cubin
 
-        return compile_cubin(source, self.properties.target).image
+        return compile_cubin(source, target_of_device(self.properties.capability)).image
 
     @abstractmethod
     def load_module(self, image: bytes) -> int:
@@ -154,8 +155,8 @@ class Driver(ABC):
     # -- streams and events --------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def new_stream(self) -> int:
-        """A stream that doesn't wait for the default stream (CU_STREAM_NON_BLOCKING)."""
+    def new_stream(self, blocking: bool = False) -> int:
+        """A stream; a ``blocking`` one and the default stream, where others work who name no stream, wait for each other."""
 
     @abstractmethod
     def destroy_stream(self, stream: int) -> None: ...
