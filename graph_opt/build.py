@@ -9,7 +9,7 @@ from graph_opt.binding import Sources
 from graph_opt.collector import fewer_collections
 from graph_opt.executable import DeferredExecutable, Executable, ReferenceExecutable
 from graph_opt.kept import POISON, Kept
-from graph_opt.levels import level_of, preset_of
+from graph_opt.levels import is_lowered, preset_of
 from ir.clone import clone_module
 from ir.core import Graph, Module
 from ir.diagnostics import Diagnostic, GraphError
@@ -26,7 +26,7 @@ def default_pipeline(module: Module, device: str) -> str:
     """The passes that a device wants for a program: none but inference where it is at the level of loops already."""
     if device == "reference":
         return "O1"
-    return "O0" if level_of(module) == "loops" else preset_of("loops")
+    return "O0" if is_lowered(module, "loops") else preset_of("loops")
 
 
 def with_precision(passes: Sequence[Pass], precision: str | None) -> Sequence[Pass]:

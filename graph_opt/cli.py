@@ -80,7 +80,7 @@ def _rounds(text: str) -> int:
 
 def _program_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .graph program; - reads it from standard input")
-    parser.add_argument("--pipeline", metavar="P", help="passes, as in infer-types,constant-fold{budget=4096}, or a preset: O0, O1, O2, cpu")
+    parser.add_argument("--pipeline", metavar="P", help="passes, as in infer-types,constant-fold{budget=4096}, or a preset: O0, O1, O2, cpu, cuda")
     parser.add_argument("--shape", metavar="X=TYPE", action="append", default=[], help="the type of a parameter, as x=f32[4,64]; may be repeated")
     parser.add_argument("--file", metavar="W=PATH", dest="files", action="append", default=[], help="the file of weights @W; may be repeated")
     parser.add_argument("--graph", metavar="NAME", help="which graph is meant: it, and what it needs (default: @main, or the only one)")
@@ -103,8 +103,14 @@ def opt_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--emit",
         metavar="LEVEL",
-        choices=("graph", "linalg", "loops", "llvm", "asm", "obj"),
-        help="lower the program and print it at this level: graph, linalg, loops, or as llvm, asm, obj (an object file)",
+        choices=("graph", "linalg", "loops", "gpu", "llvm", "asm", "obj", "cuda", "ptx", "cubin", "sass"),
+        help="lower the program and print it at this level: graph, linalg, loops, gpu; or as llvm, asm, obj (an object file); or its kernels as "
+        "cuda (CUDA C), ptx, cubin (machine code), sass (a listing of that)",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="SM",
+        help="the GPU for --emit cuda, ptx, cubin, sass: sm_75, sm_80, sm_90, sm_90a (default: the newest one here, else sm_80)",
     )
     watch = parser.add_argument_group("watching the passes (on standard error)")
     for when in ("before", "after"):

@@ -19,7 +19,7 @@ from graph_opt.binding import at_location, bind_files
 from graph_opt.build import default_pipeline, load_or_make, make_executable
 from graph_opt.guard import UsageError, pairs, shown_name, standard_input, stdin_text
 from graph_opt.kept import Kept, place_in_cache
-from graph_opt.levels import LEVELS, TARGETS, level_of, preset_of
+from graph_opt.levels import BYTES, CUDA, LEVELS, TARGETS, is_lowered, level_of, preset_of
 from graph_opt.progress import Progress
 from ir.clone import clone_module
 from ir.core import Graph, Module, Operation, Parameter
@@ -75,8 +75,7 @@ def optimize(args: argparse.Namespace) -> int:
     if args.emit in LEVELS:
         _check_level(module, args)
     if args.emit is not None and args.pipeline is None:
-        # a program at the level of loops is lowered already, and is taken as it is
-        passes = load_pipeline("O0" if level_of(module) == "loops" else preset_of(args.emit))
+        passes = load_pipeline("O0" if is_lowered(module, args.emit) else preset_of(args.emit))
     _apply_shapes(module, args)
     if args.emit not in (None, "graph") and args.pipeline is None:
         _check_types(module, args.emit)
@@ -101,14 +100,22 @@ def optimize(args: argparse.Namespace) -> int:
     finally:
         _report_passes(manager, args)
     if entry is not None and args.emit in TARGETS:
-        from graph_opt.native import emit_target
-
-        write_output(emit_target(module, module.graphs[entry.name], args.emit), args)
+        write_output(_emit_target(module, module.graphs[entry.name], args), args)
         return 0
     if args.emit in LEVELS:
         _check_level(module, args)
     write_output(print_module(module, locations=args.print_locs), args)
     return 0
+
+
+def _emit_target(module: Module, graph: Graph, args: argparse.Namespace) -> str | bytes:
+    if args.emit in CUDA:
+        from graph_opt.cuda_emit import emit_cuda
+
+        return emit_cuda(module, graph, args.emit, args.target)
+    from graph_opt.native import emit_target
+
+    return emit_target(module, graph, args.emit)
 
 
 def _check_watched(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
@@ -123,8 +130,16 @@ def _check_watched(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
 def _check_emit(args: argparse.Namespace) -> None:
     if args.emit in TARGETS and args.print_locs:
         raise UsageError(f"--print-locs is for programs, not for --emit {args.emit}")
-    if args.emit == "obj" and args.out is None and sys.stdout.isatty():
-        raise UsageError("--emit obj writes bytes: give a file with -o, or a pipe")
+    if args.emit in BYTES and args.out is None and sys.stdout.isatty():
+        raise UsageError(f"--emit {args.emit} writes bytes: give a file with -o, or a pipe")
+    if args.target is not None:
+        if args.emit not in CUDA:
+            raise UsageError(f"--target is for --emit {', '.join(CUDA)}")
+        from codegen.cuda.targets import TARGETS as KNOWN
+
+        if args.target not in KNOWN:
+            hint = did_you_mean(args.target, KNOWN) or f"targets: {', '.join(KNOWN)}"
+            raise UsageError(f"--target: there is no target '{args.target[:80]}'; {hint}")
 
 
 def _check_types(module: Module, emit: str) -> None:

@@ -20,6 +20,7 @@ from graph_opt.binding import at_location
 from ir.diagnostics import Diagnostic, GraphError, MissingPackage, NamedLocation
 
 if TYPE_CHECKING:
+    from codegen.cuda.compilers import CompilerFault
     from passes.infra.manager import PassFault
 
 
@@ -51,6 +52,12 @@ def guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespa
             if args.debug:
                 traceback.print_exc()
             return 3
+        if (wrong_text := _compiler_fault(error)) is not None:
+            print(f"graph-opt: {wrong_text}", file=sys.stderr)
+            log = "".join(f"// {line}\n" for line in wrong_text.log.splitlines())
+            _save_text(f"// nvcc -cubin -arch={wrong_text.target} -fmad=false THIS-FILE\n\n{wrong_text.source}\n{log}", ".cu")
+            print("this is a fault of graph-opt, please report it", file=sys.stderr)
+            return 3
         print(f"graph-opt: internal error: {type(error).__name__}: {error}", file=sys.stderr)
         if hasattr(args, "pipeline"):  # the input is a program
             _save_reproducer(_input_text(args), f"--pipeline '{args.pipeline}'" if args.pipeline else "", args)
@@ -78,16 +85,26 @@ def _pass_fault(error: Exception) -> PassFault | None:
     return error if manager is not None and isinstance(error, manager.PassFault) else None
 
 
+def _compiler_fault(error: Exception) -> CompilerFault | None:
+    """Generated CUDA C that a compiler did not take, if that is what it is."""
+    compilers: Any = sys.modules.get("codegen.cuda.compilers")
+    return error if compilers is not None and isinstance(error, compilers.CompilerFault) else None
+
+
 def shown_name(file: str) -> str:
     """What messages call a file."""
     return "<stdin>" if file == "-" else file
 
 
 def _save_reproducer(text: str, flags: str, args: argparse.Namespace) -> None:
+    _save_text(f"// graph-opt THIS-FILE {flags}{' --verify-exec' if getattr(args, 'verify_exec', False) else ''}\n\n{text}", ".graph")
+
+
+def _save_text(text: str, suffix: str) -> None:
     try:
-        handle, path = tempfile.mkstemp(prefix="graph-opt-reproducer-", suffix=".graph")
+        handle, path = tempfile.mkstemp(prefix="graph-opt-reproducer-", suffix=suffix)
         with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(f"// graph-opt THIS-FILE {flags}{' --verify-exec' if getattr(args, 'verify_exec', False) else ''}\n\n{text}")
+            out.write(text)
     except OSError as error:
         print(f"(no reproducer could be written: {error})", file=sys.stderr)
         return

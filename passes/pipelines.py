@@ -8,6 +8,7 @@ from string import Template
 
 from passes.infra.base import Pass
 from passes.infra.pipeline import parse_pipeline
+from passes.infra.registry import pass_files
 
 _LINALG = (
     "raise-attention",
@@ -69,6 +70,26 @@ _LOOPS = (
 )
 
 
+_CUDA = (
+    "collapse",
+    # what is more than one nest, while its operations are seen
+    "map-attention",
+    "map-digits",
+    "lower-to-loops",
+    # sums in order are exact to f32, as on the CPU
+    "widen-sums",
+    # each nest becomes a kernel: the special forms first, then what is left, in the end a kernel of one thread
+    "map-products",
+    "map-rows",
+    "map-sorts",
+    "map-elements",
+    "map-serial",
+    # memory of blocks, memory of the device
+    "plan-shared",
+    "plan-memory",
+)
+
+
 @dataclass(frozen=True)
 class Target:
     """A kind of processor: what it is known by, how many f32 a vector register holds, and how many registers there are."""
@@ -117,6 +138,8 @@ PRESETS: dict[str, str] = {
     "O2": ",".join(("O1", *_LINALG)),
     # loops over machine vectors, ready for code generation
     "cpu": ",".join(("O1", *_LINALG, *TARGETS["cpu"].passes())),
+    # kernels for a GPU, ready for CUDA C
+    "cuda": ",".join(("O1", *_LINALG, *(p for p in _CUDA if p in pass_files()))),
 }
 
 

@@ -145,7 +145,7 @@ def test_names_are_mangled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert f"{path}:1:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [["--emit", "cuda"], ["--emit"], ["--emit", "llvm", "--print-locs"]])
+@pytest.mark.parametrize("flags", [["--emit", "hip"], ["--emit"], ["--emit", "llvm", "--target", "sm_80"], ["--emit", "llvm", "--print-locs"]])
 def test_wrong_usage(flags: list[str], loops: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status = main([loops, *flags])
