@@ -45,12 +45,18 @@ class Environment:
     """Values of one running graph: arrays (or scalars of the lower levels), element types, symbolic dimensions."""
 
     __slots__ = ("arrays", "dtypes", "names", "remaining")
+    observed = True
+    """whether ``on_operation`` is told what happens here"""
 
     def __init__(self, names: Mapping[str, int]) -> None:
         self.arrays: dict[Value, Any] = {}
         self.dtypes: dict[Value, DType] = {}
         self.names: dict[str, int] = dict(names)
         self.remaining: dict[Value, int] = {}
+
+    def results(self, interpreter: Interpreter, op: Operation) -> tuple[Sequence[Any], Sequence[DType]]:
+        """What an operation gives here, and the element types of that."""
+        return interpreter.results(op, self)
 
 
 class Interpreter:
@@ -168,7 +174,7 @@ class Interpreter:
 
     def run_block(self, block: Block, environment: Environment, *, keep: bool = False) -> None:
         """Runs the operations of a block up to its terminator.  ``keep`` holds on to values used last (loops)."""
-        outermost = self._depth == 1 and self.on_operation is not None
+        outermost = self._depth == 1 and self.on_operation is not None and environment.observed
         for op in block:
             if op.definition.is_terminator:
                 return
@@ -191,7 +197,7 @@ class Interpreter:
     def run_operation(self, op: Operation, environment: Environment) -> None:
         """Runs one operation and stores its results in ``environment``."""
         try:
-            results, dtypes = self._results(op, environment)
+            results, dtypes = environment.results(self, op)
         except ExecutionError as error:
             name, message = op.definition.text_name, str(error)
             raise GraphError(Diagnostic(message if message.startswith(f"{name}:") else f"{name}: {message}", op.loc)) from error
@@ -205,12 +211,13 @@ class Interpreter:
             environment.arrays[value] = array
             environment.dtypes[value] = dtype
 
-    def _results(self, op: Operation, environment: Environment) -> tuple[Sequence[Any], Sequence[DType]]:
+    def results(self, op: Operation, environment: Environment) -> tuple[Sequence[Any], Sequence[DType]]:
+        """What an operation gives for values of its operands, and the element types of that."""
         definition = op.definition
         operands = [environment.arrays[v] for v in op.operands]
         if isinstance(definition, RegionOpDef):
             results = definition.execute(self, op, operands, environment)
-            return results, [self._result_dtype(r) for r in op.results]
+            return results, [self.result_dtype(r) for r in op.results]
         if definition.full_name == "graph.weight":
             array = self._weight(op)
             return (array,), (self._weight_dtype(op),)
@@ -241,8 +248,13 @@ class Interpreter:
             self._fixed_types[op] = types[len(op.operand_uses) :] if fixed else None
         return self._fixed_types[op]
 
-    def _result_dtype(self, value: Value) -> DType:
-        return self._static_types.get(value, value.type).dtype  # type: ignore[no-any-return, union-attr]
+    def result_dtype(self, value: Value) -> DType:
+        """The element type of a value."""
+        return self.static_type(value).dtype  # type: ignore[no-any-return, union-attr]
+
+    def static_type(self, value: Value) -> Type:
+        """The type of a value as it is known without a run."""
+        return self._static_types.get(value, value.type)
 
     def _runtime_type(self, value: Value, array: Any, dtype: DType) -> Type:
         """The type that a value has in this run: a tensor's dimensions are those of its array."""

@@ -83,9 +83,9 @@ def to_tf32(x: Any) -> Any:
     return np.where(np.isfinite(x), rounded, x)
 
 
-def distribute(rows: Any, transposed: bool) -> Any:
-    """What ldmatrix gives each lane of 8x8 matrices ``rows[matrix, row, column]``: ``[32, 2 * matrices]``."""
+def distribute(matrices: Any, transposed: bool) -> Any:
+    """What ldmatrix gives each lane of 8x8 matrices ``[warp, matrix, row, column]``: ``[warp, 32, 2 * matrices]``."""
     i = np.arange(2)[None, :]
     line, place = _GROUP + 0 * i, 2 * _IN_GROUP + i
-    parts = [m[place, line] if transposed else m[line, place] for m in rows]
-    return np.concatenate(parts, axis=1)
+    found = matrices[:, :, place, line] if transposed else matrices[:, :, line, place]
+    return np.moveaxis(found, 1, 2).reshape(len(matrices), 32, -1)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dialects._access import block, check_access, number
-from dialects.gpu._execution import thread_environment
+from dialects._access import check_access, write
+from dialects.gpu._execution import block_of
+from dialects.gpu._lane_memory import Places, valid_of
+from dialects.gpu._races import Access, Races
 from dialects.gpu.memory import garbage
 from ir.core import Operation
 from ir.layout import AccessArg, layout_of
-from ir.opdef import AttributeSpec, ExecutionError, OperandKind, OperandSpec, RegionOpDef, TypeProblem, register
+from ir.opdef import AttributeSpec, OperandKind, OperandSpec, RegionOpDef, TypeProblem, register
 from ir.types import ScalarType, Type, UnknownType, index
 
 SIZES = (4, 8, 16)
@@ -91,26 +94,44 @@ class CopyAsync(RegionOpDef):
         return ()
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        thread = thread_environment(environment)
+        state = block_of(environment)
         source, target = layout_of(op)
         assert isinstance(source, AccessArg) and isinstance(target, AccessArg)
-        position = self.operand_position(op, "valid")
-        valid = None if position is None else int(operands[position])
-        for access in (source, target):
-            buffer = operands[access.position]
-            places = [number(i.expr, operands, environment.names) for i in access.indices]
-            at = sum(p * stride for p, stride in zip(places, buffer.strides, strict=True))
-            if at % (run_of(access) * buffer.itemsize):
-                raise ExecutionError(f"byte {at} of the buffer is not a multiple of {run_of(access) * buffer.itemsize}, the size of the copy")
-        place, goal = block(source, operands, environment.names, valid), block(target, operands, environment.names)
-        part = operands[target.position][goal].reshape(-1)
-        data = np.zeros(part.shape, part.dtype)
-        if place is not None:
-            read = operands[source.position][place].reshape(-1)
-            data[: read.size] = read
-        operands[target.position][goal] = garbage(part.dtype, part.shape).reshape(operands[target.position][goal].shape)
-        thread.copies.append((operands[target.position], goal, data))
+        read = Places(op, source, operands, environment, valid_of(op, operands), as_runs=True)
+        written = Places(op, target, operands, environment, as_runs=True)
+        for places in (read, written):
+            places.refuse_unaligned()
+        read.touch(False, False)
+        state.races.begin(written.as_access())
+        data = read.read()
+        written.write(garbage(data.dtype, written.shape))
+        count = len(state.active)
+        index = tuple(np.broadcast_to(i, (count, *written.runs)) for i in written.index)
+        data = np.broadcast_to(data.reshape(-1, *(1,) * (len(written.runs) - 1), run_of(source)), (count, *written.runs))
+        state.copies.append(Copy(written, state.active, index, data, state.commits[state.active]))
         return ()
+
+
+@dataclass(eq=False)
+class Copy:
+    """Copies of one operation that are under way: of which threads, where to, what, and in which group of the thread each of them is."""
+
+    places: Places
+    lanes: Any
+    index: tuple[Any, ...]
+    data: Any
+    groups: Any
+
+    def land(self, which: Any, races: Races) -> bool:
+        """Writes some of them (a mask), which are then done with; whether others are left."""
+        places, left = self.places, ~which
+        if which.any():
+            index = tuple(i[which] for i in self.index)
+            write(places.buffer, index, self.data[which])
+            races.land(Access(places.name, places.buffer, index, self.lanes[which]))
+            self.lanes, self.data, self.groups = self.lanes[left], self.data[left], self.groups[left]
+            self.index = tuple(i[left] for i in self.index)
+        return bool(left.any())
 
 
 class CommitCopies(RegionOpDef):
@@ -142,9 +163,8 @@ class CommitCopies(RegionOpDef):
             raise TypeProblem("expected no operands: gpu.cp_commit()")
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        thread = thread_environment(environment)
-        thread.groups.append(thread.copies)
-        thread.copies = []
+        state = block_of(environment)
+        state.commits[state.active] += 1
         return ()
 
 
@@ -191,12 +211,11 @@ class WaitForCopies(RegionOpDef):
             raise TypeProblem(f"expected 0 or more, found {pending}", attribute="pending")
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        thread = thread_environment(environment)
+        state = block_of(environment)
         pending: Any = op.attribute("pending")
-        count = max(len(thread.groups) - pending, 0)
-        done, thread.groups = thread.groups[:count], thread.groups[count:]
-        for buffer, goal, data in (copy for group in done for copy in group):
-            buffer[goal] = data.reshape(buffer[goal].shape)
+        waiting = np.isin(np.arange(state.threads), state.active)
+        done = np.where(waiting, state.commits - pending, 0)
+        state.copies = [c for c in state.copies if c.land(c.groups < done[c.lanes], state.races)]
         return ()
 
 

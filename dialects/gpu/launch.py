@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dialects._access import check_expressions, number
-from dialects.gpu._execution import BlockState, ThreadEnvironment, thread_environment
+from dialects.gpu import _control, _lane_vectors  # noqa: F401  what loops, choices and vectors mean for the threads of a block
+from dialects.gpu._execution import WARP, BlockState, KernelEnvironment, Lanes, block_of
+from dialects.gpu._races import Races
 from ir.core import Operation, Value
-from ir.layout import RangeArg, layout_of
+from ir.layout import AccessArg, RangeArg, layout_of
 from ir.opdef import AttributeSpec, ExecutionError, RegionOpDef, TypeProblem, register
 from ir.types import ScalarType, Type, index
 
@@ -40,6 +43,23 @@ def captured_values(op: Operation) -> list[Value]:
             if value not in inside:
                 found[value] = None
     return list(found)
+
+
+def written_values(op: Operation) -> set[Value]:
+    """Buffers that stores in the regions of ``op`` write, and what they are views of."""
+    found = {n.operands[_target(n)] for n in op.walk() if n.name in ("memref.store", "vector.store")}
+    pending = list(found)
+    while pending:
+        made = pending.pop().defining_op
+        if made is not None and made.name in ("memref.view", "memref.reshape") and made.operands[0] not in found:
+            found.add(made.operands[0])
+            pending.append(made.operands[0])
+    return found
+
+
+def _target(op: Operation) -> int:
+    accesses = [a for a in layout_of(op) if isinstance(a, AccessArg)]
+    return accesses[-1].position
 
 
 class Launch(RegionOpDef):
@@ -104,31 +124,26 @@ class Launch(RegionOpDef):
         return ()
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        if isinstance(environment, ThreadEnvironment):
+        if isinstance(environment, KernelEnvironment):
             raise ExecutionError("a kernel can't launch kernels")
         sizes = [number(a.stop, operands, environment.names) for a in layout_of(op) if isinstance(a, RangeArg)]
         threads: Any = op.attribute("threads")
         captured = captured_values(op)
+        races = Races(threads, math.prod(max(n, 0) for n in sizes))
+        for value in written_values(op) & set(captured):
+            races.watch(environment.arrays[value])
         block = op.regions[0].block
-        alone = {op.definition.full_name, "gpu.thread_id", "gpu.alloc"}
-        together = any(n.definition.dialect == "gpu" and n.definition.full_name not in alone for n in op.walk())
-        order = range(threads)[::-1] if interpreter.reverse_parallel else range(threads)
         ranges = [range(n) for n in reversed(sizes)]
         for point in itertools.product(*(r[::-1] for r in ranges) if interpreter.reverse_parallel else ranges):
-            state = BlockState(threads)
-
-            def work(thread: int, point: tuple[int, ...] = point, state: BlockState = state) -> None:
-                inner = ThreadEnvironment(environment, captured, state, thread)
-                for argument, at in zip(block.arguments, reversed(point), strict=True):
-                    inner.arrays[argument] = np.int64(at)
-                    inner.dtypes[argument] = index
-                interpreter.run_block(block, inner, keep=True)
-
-            if together:
-                state.run(work, order)
-            else:
-                for thread in order:
-                    work(thread)
+            state = BlockState(threads, np.arange(threads), races)
+            inner = KernelEnvironment(environment, captured, state)
+            for argument, at in zip(block.arguments, reversed(point), strict=True):
+                inner.arrays[argument] = np.int64(at)
+                inner.dtypes[argument] = index
+            races.start_block()
+            interpreter.run_block(block, inner, keep=True)
+            for buffer in state.shared.values():
+                races.forget(buffer)
         return ()
 
 
@@ -159,7 +174,7 @@ class ThreadId(RegionOpDef):
         return (ScalarType(index),)
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        return (np.int64(thread_environment(environment).thread),)
+        return (Lanes(np.arange(block_of(environment).threads)),)
 
 
 class Barrier(RegionOpDef):
@@ -199,9 +214,13 @@ class Barrier(RegionOpDef):
         return ()
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        thread = thread_environment(environment)
-        state = thread.block_state
-        state.meet(thread.thread, op, 32 if op.attribute("scope") == "warp" else state.threads, None)
+        state = block_of(environment)
+        warps = op.attribute("scope") == "warp"
+        state.meet(op, WARP if warps else state.threads)
+        if warps:
+            state.races.meet_warps(np.unique(state.active // WARP))
+        else:
+            state.races.meet_block()
         return ()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dialects.gpu._execution import thread_environment
+from dialects.gpu._execution import Lanes, block_of
 from ir.core import Operation
 from ir.layout import layout_of
 from ir.opdef import AttributeSpec, RegionOpDef, TypeProblem, register
@@ -63,15 +63,14 @@ class Alloc(RegionOpDef):
         return (op.results[0].type,)
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        thread = thread_environment(environment)
+        state = block_of(environment)
         type_: Any = op.results[0].type
         dtype = np.dtype(np.float64) if interpreter.double and type_.dtype.is_float else type_.dtype.numpy
         if type_.space == "local":
-            return (garbage(dtype, type_.shape),)
-        shared = thread.block_state.shared
-        if op not in shared:
-            shared[op] = garbage(dtype, type_.shape)
-        return (shared[op],)
+            return (Lanes(garbage(dtype, (state.threads, *type_.shape))),)
+        if op not in state.shared:
+            state.shared[op] = garbage(dtype, type_.shape)
+        return (state.shared[op],)
 
 
 def garbage(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from dialects._access import check_access, element, number
-from dialects.gpu._execution import WARP, thread_environment
+from dialects._access import check_access
+from dialects.gpu._execution import WARP, Lanes, block_of
 from dialects.gpu._fragments import distribute, multiply, to_tf32
+from dialects.gpu._lane_memory import Places, spread
 from dialects.gpu._places import check_groups
 from ir.core import Operation
 from ir.layout import AccessArg, OperandArg, layout_of
-from ir.opdef import AttributeSpec, ExecutionError, RegionOpDef, TypeProblem, register
+from ir.opdef import AttributeSpec, RegionOpDef, TypeProblem, register
 from ir.types import UNKNOWN, Type, UnknownType, VectorType, f32
 
 _SHORT = ("bf16", "f16")
@@ -79,24 +80,18 @@ class LoadMatrix(RegionOpDef):
         return (VectorType(buffer.dtype, (2 * count,)),)
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        thread = thread_environment(environment)
+        state = block_of(environment)
+        state.meet(op, WARP)
         access = layout_of(op)[0]
         assert isinstance(access, AccessArg)
         count: Any = op.attribute("count")
-        buffer, lane = operands[access.position], thread.thread % WARP
-        row = None
-        if lane < 8 * count:
-            place = tuple(number(i.expr, operands, environment.names) for i in access.indices)
-            element(access, operands, environment.names)
-            if place[-1] + 8 > buffer.shape[-1]:
-                raise ExecutionError(f"elements {place[-1]} to {place[-1] + 8} are outside dimension {len(place) - 1} of size {buffer.shape[-1]}")
-            if int(np.ravel_multi_index(place, buffer.shape)) % 8:
-                raise ExecutionError("a row starts at a multiple of 16 bytes")
-            row = buffer[(*place[:-1], slice(place[-1], place[-1] + 8))]
-        given = thread.block_state.meet(thread.thread, op, WARP, row)
-        first = thread.thread - lane
-        rows = np.array([given[first + i] for i in range(8 * count)]).reshape(count, 8, 8)
-        return (distribute(rows, bool(op.attribute("transposed")))[lane],)
+        with state.only(state.active[state.active % WARP < 8 * count]):  # the others' rows are not looked at
+            places = Places(op, access, operands, environment)
+            places.refuse_unaligned()
+            places.touch_together()
+            rows = places.read().reshape(places.shape[0], 8)
+        rows = np.broadcast_to(rows, (len(state.active) // WARP * 8 * count, 8)).reshape(-1, count, 8, 8)
+        return (spread(state, distribute(rows, bool(op.attribute("transposed"))).reshape(-1, 2 * count)),)
 
 
 class Multiply(RegionOpDef):
@@ -193,13 +188,12 @@ class Multiply(RegionOpDef):
         return (result,)
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        thread = thread_environment(environment)
-        lane = thread.thread % WARP
-        given = thread.block_state.meet(thread.thread, op, WARP, operands)
-        a, b, c = (np.array([given[thread.thread - lane + i][n] for i in range(WARP)]) for n in range(3))
+        state = block_of(environment)
+        state.meet(op, WARP)
+        a, b, c = (state.all_of(v).reshape(state.threads // WARP, WARP, -1) for v in operands)
         if op.attribute("precision") == "tf32" and not interpreter.double:
             a, b = to_tf32(a), to_tf32(b)
-        return (multiply(a, b, c, interpreter.double)[lane],)
+        return (Lanes(multiply(a, b, c, interpreter.double).reshape(state.threads, 4)),)
 
 
 register(LoadMatrix())

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dialects.gpu._execution import WARP, thread_environment
+from dialects.gpu._execution import WARP, Lanes, block_of
 from dialects.gpu._places import check_groups
 from dialects.graph._special import ieee_maximum, ieee_minimum
 from ir.core import Operation
@@ -101,15 +101,18 @@ class Shuffle(RegionOpDef):
         return (operand_types[0],)
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        thread = thread_environment(environment)
-        at = thread.thread
-        values = thread.block_state.meet(at, op, WARP, operands[0])
+        state = block_of(environment)
+        state.meet(op, WARP)
+        if not isinstance(operands[0], Lanes):
+            return (operands[0],)
         width: Any = op.attribute("width")
-        lane = self.operand_position(op, "lane")
-        by: Any = op.attribute("by") if lane is None else int(operands[lane]) % width
+        position = self.operand_position(op, "lane")
+        by: Any = op.attribute("by") if position is None else state.all_of(operands[position]) % width
+        at = np.arange(state.threads)
         first = at // width * width
         source = {"xor": at ^ by, "down": at + by, "up": at - by, "index": first + by}[str(op.attribute("mode"))]
-        return (np.array(values[source if first <= source < first + width and source in values else at]),)
+        inside = (first <= source) & (source < first + width)
+        return (Lanes(operands[0].array[np.where(inside, source, at)]),)
 
 
 class WarpReduce(RegionOpDef):
@@ -177,13 +180,12 @@ class WarpReduce(RegionOpDef):
         return (type_,)
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        thread = thread_environment(environment)
-        given = thread.block_state.meet(thread.thread, op, WARP, operands[0])
+        state = block_of(environment)
+        state.meet(op, WARP)
         width: Any = op.attribute("width")
-        first = thread.thread // width * width
-        values = np.array([given[first + i] for i in range(width)])
-        dtype = f64 if interpreter.double else op.operands[0].type.dtype  # type: ignore[union-attr]
-        return (np.array(butterfly(values, str(op.attribute("kind")), dtype)[thread.thread - first]),)
+        dtype = f64 if interpreter.double else interpreter.result_dtype(op.results[0])
+        values = state.all_of(operands[0])
+        return (Lanes(butterfly(values.reshape(-1, width), str(op.attribute("kind")), dtype).reshape(values.shape)),)
 
 
 def check_width(op: Operation) -> int:
