@@ -21,6 +21,7 @@ from ir.builder import Builder
 from ir.builtin import yield_
 from ir.core import Block, Operation, Region, Value
 from ir.dims import Dim, DimExpr, exact_div, floordiv, mod, product
+from ir.inference import plain_symbol
 from ir.layout import LAYOUT, RangeArg
 from ir.opdef import REGISTRY
 from ir.types import DType, MemRefType, ScalarType, index
@@ -81,10 +82,18 @@ def thread(name: str = "t") -> Dim:
 
 
 def named(name: str, expr: Dim) -> Dim:
-    """An expression under a name of its own (``affine.apply``); numbers and plain names as they are."""
-    if not isinstance(expr, DimExpr) or str(expr).isidentifier() or (str(expr).startswith("%") and str(expr)[1:].replace(".", "").isidentifier()):
+    """An expression under a name of its own (``affine.apply``); numbers, dimensions and values as they are."""
+    if not isinstance(expr, DimExpr) or plain_symbol(expr) is not None:
         return expr
     return value_symbol(index_value("apply", expr, name=name))
+
+
+def _plain_value(place: Dim) -> Value | None:
+    """The value that an expression is, if it is just one."""
+    name = plain_symbol(place) if isinstance(place, DimExpr) else None
+    graph = active().block.graph
+    assert graph is not None
+    return graph.names[name[1:]] if name is not None and name.startswith("%") else None
 
 
 def warp_of(at: Dim) -> tuple[Dim, Dim]:
@@ -102,8 +111,11 @@ def split_index(flat: Dim, sizes: Sequence[Dim]) -> list[Dim]:
 
 
 def value_of(place: Dim, name: str = "at") -> Value:
-    """An expression as a value of type ``index``."""
-    return number(place, index, name) if isinstance(place, int) else index_value("apply", place, name=name)
+    """An expression as a value of type ``index``: the value itself where it is one."""
+    if isinstance(place, int):
+        return number(place, index, name)
+    known = _plain_value(place)
+    return known if known is not None else index_value("apply", place, name=name)
 
 
 # -- choices -----------------------------------------------------------------------------------------------------------
