@@ -236,7 +236,7 @@ def find_compilers() -> list[Compiler]:
         libraries = [p for p in folder.glob("libnvrtc.so.*") if re.fullmatch(r"libnvrtc\.so\.[\d.]+", p.name)]
         for path in sorted(libraries, key=lambda p: [int(n) for n in p.name.removeprefix("libnvrtc.so.").split(".") if n], reverse=True):
             found.setdefault(path.resolve(), Nvrtc(path))
-    for path in _programs("nvcc"):
+    for path in find_programs("nvcc"):
         own = _toolkit_nvcc(path)
         if own is not None:
             found.setdefault(own.resolve(), Nvcc(own))
@@ -245,7 +245,7 @@ def find_compilers() -> list[Compiler]:
 
 def find_disassembler() -> Path:
     """``nvdisasm``.  Raises MissingPackage when there is none."""
-    found = next(_programs("nvdisasm"), None)
+    found = next(find_programs("nvdisasm"), None)
     if found is None:
         raise MissingPackage(Diagnostic("machine code can't be shown: there is no nvdisasm", hint=INSTALL_DISASSEMBLER))
     return found
@@ -299,7 +299,7 @@ def _library_folders() -> Iterator[Path]:
     yield from _SYSTEM_LIBRARIES
 
 
-def _programs(name: str) -> Iterator[Path]:
+def find_programs(name: str) -> Iterator[Path]:
     """Executable files of a name, in the order in which they are to be tried."""
     searched = [Path(p) for p in os.environ.get("PATH", "").split(os.pathsep) if os.path.isabs(p)]
     for folder in (*(t / "bin" for t in _toolkits()), *searched, *(t / "bin" for t in _usual_places())):
