@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -229,18 +230,13 @@ def ask_worker(request: Mapping[str, Any], data: bytes = b"", seconds: float | N
 # -- where they are ----------------------------------------------------------------------------------------------------
 
 
-def find_compilers() -> list[Compiler]:
-    """All that there are, in the order of preference: NVRTC, then nvcc."""
-    found: dict[Path, Compiler] = {}
-    for folder in _library_folders():
-        libraries = [p for p in folder.glob("libnvrtc.so.*") if re.fullmatch(r"libnvrtc\.so\.[\d.]+", p.name)]
-        for path in sorted(libraries, key=lambda p: [int(n) for n in p.name.removeprefix("libnvrtc.so.").split(".") if n], reverse=True):
-            found.setdefault(path.resolve(), Nvrtc(path))
-    for path in find_programs("nvcc"):
-        own = _toolkit_nvcc(path)
-        if own is not None:
-            found.setdefault(own.resolve(), Nvcc(own))
-    return list(found.values())
+def find_compilers() -> Iterator[Compiler]:
+    """All that there are, in the order of preference: NVRTC, then nvcc.  Nobody looks further than for the first one that will do."""
+    seen: set[Path] = set()
+    for compiler in chain(_nvrtcs(), _nvccs()):
+        if (real := compiler.path.resolve()) not in seen:
+            seen.add(real)
+            yield compiler
 
 
 def find_disassembler() -> Path:
@@ -249,6 +245,19 @@ def find_disassembler() -> Path:
     if found is None:
         raise MissingPackage(Diagnostic("machine code can't be shown: there is no nvdisasm", hint=INSTALL_DISASSEMBLER))
     return found
+
+
+def _nvrtcs() -> Iterator[Compiler]:
+    for folder in _library_folders():
+        libraries = [p for p in folder.glob("libnvrtc.so.*") if re.fullmatch(r"libnvrtc\.so\.\d+(\.\d+)*", p.name)]
+        yield from map(Nvrtc, sorted(libraries, key=_version, reverse=True))
+
+
+def _nvccs() -> Iterator[Compiler]:
+    for path in find_programs("nvcc"):
+        own = _toolkit_nvcc(path)
+        if own is not None:
+            yield Nvcc(own)
 
 
 def _toolkit_nvcc(path: Path) -> Path | None:

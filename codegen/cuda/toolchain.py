@@ -87,7 +87,7 @@ def compile_cubin(source: str, target: str | Target, *, compiler: Compiler | Non
     kept = default_cache() if cache is _USE_CACHE else cache
     headers = headers_of(source)
     known: list[str] = []
-    for tool in _compilers(compiler):
+    for tool in [compiler] if compiler is not None else find_compilers():
         key = make_key("cubin", _key_parts(source, headers, wanted, tool))
         found = kept.get(key) if kept is not None else None
         compiled = _unpack(found, wanted) if found is not None else None
@@ -103,19 +103,19 @@ def compile_cubin(source: str, target: str | Target, *, compiler: Compiler | Non
         if kept is not None:
             kept.put(key, _LENGTH.pack(len(log.encode())) + log.encode() + image)
         return Compiled(image, log, wanted, kernel_usage(image, log))
-    raise _unknown(wanted, known)
+    raise _nobody(wanted, known)
 
 
 def compile_ptx(source: str, target: str | Target, *, compiler: Compiler | None = None) -> str:
     """PTX for a target.  Raises as :func:`compile_cubin` does."""
     wanted = any_target(target) if isinstance(target, str) else target
     known: list[str] = []
-    for tool in _compilers(compiler):
+    for tool in [compiler] if compiler is not None else find_compilers():
         try:
             return _run(tool, source, headers_of(source), wanted, "ptx")[0].decode("utf-8", "replace")
         except TargetUnknown as error:
             known.append(str(error))
-    raise _unknown(wanted, known)
+    raise _nobody(wanted, known)
 
 
 def disassemble(image: bytes) -> str:
@@ -163,13 +163,6 @@ def self_contained(source: str) -> str:
     return _INCLUDED.sub(put, source)
 
 
-def _compilers(compiler: Compiler | None) -> Sequence[Compiler]:
-    found = [compiler] if compiler is not None else find_compilers()
-    if not found:
-        raise MissingPackage(Diagnostic("CUDA C can't be compiled: there is neither NVRTC nor nvcc", hint=INSTALL_COMPILER))
-    return found
-
-
 def _key_parts(source: str, headers: Mapping[str, str], target: Target, compiler: Compiler) -> Iterator[str]:
     yield from (source, target.name, compiler.name, compiler.identity(), " ".join(SAME_BITS))
     for name, text in headers.items():
@@ -196,7 +189,10 @@ def _unpack(entry: bytes, target: Target) -> Compiled | None:
         return None
 
 
-def _unknown(target: Target, known: Sequence[str]) -> ToolFailure:
+def _nobody(target: Target, known: Sequence[str]) -> MissingPackage:
+    """What is said when no compiler could be asked, or none knows the target."""
+    if not known:
+        return MissingPackage(Diagnostic("CUDA C can't be compiled: there is neither NVRTC nor nvcc", hint=INSTALL_COMPILER))
     return ToolFailure(Diagnostic(f"no compiler knows {target.name}: {'; '.join(known)}", hint=f"a newer one may: {INSTALL_COMPILER}"))
 
 

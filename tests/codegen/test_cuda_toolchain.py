@@ -21,7 +21,7 @@ from codegen.cuda.targets import TARGETS, Target, any_target, find_target, targe
 from codegen.cuda.toolchain import compile_cubin, compile_ptx, disassemble, headers_of, self_contained
 from ir.diagnostics import GraphError, MissingPackage
 
-FOUND = find_compilers()
+FOUND = list(find_compilers())
 NVRTC = next((c for c in FOUND if isinstance(c, Nvrtc)), None)
 NVCC = next((c for c in FOUND if isinstance(c, Nvcc)), None)
 
@@ -256,7 +256,7 @@ def _toolkit(folder: Path) -> Path:
 
 
 def test_nothing_is_found(nowhere: Path) -> None:
-    assert find_compilers() == []
+    assert list(find_compilers()) == []
     for call in (lambda: compile_cubin(TEXT, "sm_80", cache=None), lambda: compile_ptx(TEXT, "sm_80")):
         with pytest.raises(MissingPackage) as raised:
             call()
@@ -275,14 +275,14 @@ def test_where_compilers_are_looked_for(nowhere: Path, monkeypatch: pytest.Monke
     for name in ("libnvrtc.so.12", "libnvrtc.alt.so.12", "libnvrtc-builtins.so.12.9"):
         (old / name).touch()
     libraries = [packages / "lib64" / "libnvrtc.so.13", old / "libnvrtc.so.12"]
-    assert find_compilers() == [*map(Nvrtc, libraries), Nvcc(packages / "bin" / "nvcc")]
+    assert list(find_compilers()) == [*map(Nvrtc, libraries), Nvcc(packages / "bin" / "nvcc")]
     assert Nvrtc(libraries[1]).files() == [libraries[1], old / "libnvrtc-builtins.so.12.9"]
     monkeypatch.setenv("CUDA_HOME", str(kit))
     libraries.insert(0, kit / "lib64" / "libnvrtc.so.13")
-    assert find_compilers() == [*map(Nvrtc, libraries), Nvcc(kit / "bin" / "nvcc"), Nvcc(packages / "bin" / "nvcc")]
+    assert list(find_compilers()) == [*map(Nvrtc, libraries), Nvcc(kit / "bin" / "nvcc"), Nvcc(packages / "bin" / "nvcc")]
     monkeypatch.setenv("CUDA_HOME", "kit")  # relative: of the folder somebody happens to be in
     monkeypatch.chdir(nowhere)
-    assert len(find_compilers()) == 3
+    assert len(list(find_compilers())) == 3
 
 
 def test_scripts_on_the_path_lead_to_the_toolkit(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_scripts_on_the_path_lead_to_the_toolkit(nowhere: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", f"relative::{script.parent}:{nowhere / 'other'}:{os.environ['PATH']}")
     _program(nowhere / "relative" / "nvcc", "exit 0")
     monkeypatch.chdir(nowhere)
-    assert find_compilers() == [Nvcc(kit / "bin" / "nvcc"), Nvcc(nowhere / "other" / "nvcc")]
+    assert list(find_compilers()) == [Nvcc(kit / "bin" / "nvcc"), Nvcc(nowhere / "other" / "nvcc")]
 
 
 @pytest.mark.parametrize(
