@@ -45,6 +45,8 @@ class BlockState:
         """numbers of the threads that run now, ascending"""
         self.races = races
         self.shared: dict[Operation, Any] = {}
+        self.arena: Any = None
+        """the shared memory in which buffers have planned places"""
         self.copies: list[Any] = []
         self.commits = np.zeros(threads, np.int64)
         """groups of copies that each thread has closed"""
@@ -83,6 +85,16 @@ class BlockState:
             if part.any() and not part.all():
                 here, missing = first + int(np.argmax(part)), first + int(np.argmin(part))
                 raise ExecutionError(f"thread {here} waits at {op.name} for thread {missing}, which does not come")
+
+
+    def finish(self) -> None:
+        """The block ends.  Raises ExecutionError when a copy is still under way."""
+        for copy in self.copies:
+            under_way = f"its gpu.cp_async into %{copy.places.name} is under way"
+            raise ExecutionError(f"thread {copy.lanes[0]} ends while {under_way}: no gpu.cp_wait has waited for it")
+        for buffer in (*self.shared.values(), self.arena):
+            if buffer is not None:
+                self.races.forget(buffer)
 
 
 class KernelEnvironment(Environment):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ir.core import Operation
 from ir.opdef import TypeProblem
+
+SHARED_LIMIT = 227 * 1024
+"""Bytes of shared memory that a block may have, at most (compute capability 9.0; 99 KiB are had by all from 8.0 on, 64 KiB by 7.5)."""
+SHARED_ALIGNMENT = 128
+"""Bytes that the places of shared buffers are multiples of."""
 
 
 def launch_around(op: Operation) -> Operation | None:
@@ -31,3 +37,19 @@ def check_groups(op: Operation, size: int) -> None:
     threads: Any = require_launch(op).attribute("threads")
     if threads % size:
         raise TypeProblem(f"the {threads} threads of the launch are no whole groups of {size}", hint=f"give it a multiple of {size} threads")
+
+
+def shared_size(launch: Operation) -> int:
+    """The bytes of shared memory that the planned buffers of a launch take (see ``plan-shared``)."""
+    found = 0
+    for op in launch.regions[0].block:
+        offset: Any = op.attribute("offset") if op.name == "gpu.alloc" else -1
+        if offset >= 0:
+            found = max(found, offset + byte_size(op))
+    return found
+
+
+def byte_size(alloc: Operation) -> int:
+    """The bytes of a buffer on the chip, whose shape is static."""
+    type_: Any = alloc.result.type
+    return int(math.prod(type_.shape)) * int(type_.dtype.itemsize)

@@ -11,6 +11,7 @@ import numpy as np
 from dialects._access import check_access, write
 from dialects.gpu._execution import block_of
 from dialects.gpu._lane_memory import Places, valid_of
+from dialects.gpu._places import require_launch
 from dialects.gpu._races import Access, Races
 from dialects.gpu.memory import garbage
 from ir.core import Operation
@@ -70,6 +71,7 @@ class CopyAsync(RegionOpDef):
         layout = layout_of(op)
         if len(layout) != 2 or not all(isinstance(a, AccessArg) for a in layout) or op.regions:
             raise TypeProblem("expected two accesses: gpu.cp_async(%A[%i, %j:+8], %S[%r, %c:+8])")
+        require_launch(op)
         source, target = layout
         assert isinstance(source, AccessArg) and isinstance(target, AccessArg)
         if run_of(source) != run_of(target):
@@ -161,6 +163,7 @@ class CommitCopies(RegionOpDef):
         """No operands."""
         if layout_of(op) or op.regions:
             raise TypeProblem("expected no operands: gpu.cp_commit()")
+        require_launch(op)
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
         state = block_of(environment)
@@ -206,6 +209,7 @@ class WaitForCopies(RegionOpDef):
         """No operands; a number of groups, 0 or more."""
         if layout_of(op) or op.regions:
             raise TypeProblem("expected no operands: gpu.cp_wait(pending=0)")
+        require_launch(op)
         pending: Any = op.attribute("pending")
         if pending < 0:
             raise TypeProblem(f"expected 0 or more, found {pending}", attribute="pending")

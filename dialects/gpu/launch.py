@@ -12,7 +12,9 @@ import numpy as np
 from dialects._access import check_expressions, number
 from dialects.gpu import _control, _lane_vectors  # noqa: F401  what loops, choices and vectors mean for the threads of a block
 from dialects.gpu._execution import WARP, BlockState, KernelEnvironment, Lanes, block_of
+from dialects.gpu._places import launch_around, require_launch
 from dialects.gpu._races import Races
+from dialects.gpu._uniformity import check_together
 from ir.core import Operation, Value
 from ir.layout import AccessArg, RangeArg, layout_of
 from ir.opdef import AttributeSpec, ExecutionError, RegionOpDef, TypeProblem, register
@@ -105,6 +107,8 @@ class Launch(RegionOpDef):
             raise TypeProblem("expected one to three ranges from 0: gpu.launch(%x = 0 to M, threads=128)")
         if len(op.regions) != 1:
             raise TypeProblem("expected one region")
+        if launch_around(op) is not None:
+            raise TypeProblem("a kernel can't launch kernels", hint="put the launch behind the one that it stands in")
         threads: Any = op.attribute("threads")
         if not 1 <= threads <= MAX_THREADS:
             raise TypeProblem(f"expected 1 to {MAX_THREADS} threads, found {threads}", attribute="threads")
@@ -142,8 +146,7 @@ class Launch(RegionOpDef):
                 inner.dtypes[argument] = index
             races.start_block()
             interpreter.run_block(block, inner, keep=True)
-            for buffer in state.shared.values():
-                races.forget(buffer)
+            state.finish()
         return ()
 
 
@@ -169,6 +172,7 @@ class ThreadId(RegionOpDef):
         """No operands."""
         if layout_of(op) or op.regions:
             raise TypeProblem("expected no operands: gpu.thread_id() : index")
+        require_launch(op)
 
     def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
         return (ScalarType(index),)
@@ -209,6 +213,8 @@ class Barrier(RegionOpDef):
             raise TypeProblem("expected no operands: gpu.barrier()")
         if op.attribute("scope") not in ("block", "warp"):
             raise TypeProblem(f'expected "block" or "warp", found "{op.attribute("scope")}"', attribute="scope")
+        require_launch(op)
+        check_together(op, str(op.attribute("scope")))
 
     def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
         return ()

@@ -12,6 +12,7 @@ from dialects.gpu._execution import WARP, Lanes, block_of
 from dialects.gpu._fragments import distribute, multiply, to_tf32
 from dialects.gpu._lane_memory import Places, spread
 from dialects.gpu._places import check_groups
+from dialects.gpu._uniformity import check_together
 from ir.core import Operation
 from ir.layout import AccessArg, OperandArg, layout_of
 from ir.opdef import AttributeSpec, RegionOpDef, TypeProblem, register
@@ -67,6 +68,7 @@ class LoadMatrix(RegionOpDef):
         if op.attribute("count") not in (1, 2, 4):
             raise TypeProblem(f"expected 1, 2 or 4, found {op.attribute('count')}", attribute="count")
         check_groups(op, WARP)
+        check_together(op, "warp")
 
     def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
         access = layout_of(op)[0]
@@ -168,6 +170,7 @@ class Multiply(RegionOpDef):
         if op.attribute("precision") not in ("", "tf32"):
             raise TypeProblem(f'expected "tf32", or nothing for bf16 and f16, found "{op.attribute("precision")}"', attribute="precision")
         check_groups(op, WARP)
+        check_together(op, "warp")
 
     def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
         a, b, c = operand_types

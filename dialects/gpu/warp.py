@@ -9,6 +9,7 @@ import numpy as np
 
 from dialects.gpu._execution import WARP, Lanes, block_of
 from dialects.gpu._places import check_groups
+from dialects.gpu._uniformity import check_together
 from dialects.graph._special import ieee_maximum, ieee_minimum
 from ir.core import Operation
 from ir.evaluate import round_to
@@ -91,6 +92,7 @@ class Shuffle(RegionOpDef):
             raise TypeProblem("whose value is not said", hint="write by=1, or lane=%l for a value")
         if by is not None and not 0 <= by < width:  # type: ignore[operator]
             raise TypeProblem(f"expected 0 to {width - 1}, found {by}", attribute="by")
+        check_together(op, "warp")
 
     def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
         if not isinstance(operand_types[0], (ScalarType, UnknownType)):
@@ -166,6 +168,7 @@ class WarpReduce(RegionOpDef):
         if op.attribute("kind") not in REDUCTIONS:
             raise TypeProblem(f'expected one of {", ".join(REDUCTIONS)}, found "{op.attribute("kind")}"', attribute="kind")
         check_width(op)
+        check_together(op, "warp")
 
     def infer_op(self, op: Operation, operand_types: Sequence[Type], yielded: Sequence[Type] | None) -> tuple[Type, ...]:
         type_ = operand_types[0]
