@@ -160,6 +160,20 @@ Step = Union[LaunchStep, CopyStep, LoopStep, IfStep, AssertStep, PrintStep]
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a kernel that ``emit_program(marks=True)`` has numbered, so that a test can leave it out.
+
+    "sync": a barrier, a commit of copies or a wait for them; "bound": the condition of a choice that guards memory; "valid": the number
+    of valid elements of a load, store or copy.
+    """
+
+    number: int
+    kind: Literal["sync", "bound", "valid"]
+    kernel: str
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
 class CudaProgram:
     """One graph as kernels and steps.
 
@@ -181,6 +195,7 @@ class CudaProgram:
     arena_bytes: Dim
     sites: tuple[Site, ...]
     guards: tuple[Dim, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
     def kernel(self, name: str) -> Kernel:
         """The kernel called ``name``.  Raises KeyError."""
