@@ -61,7 +61,7 @@ def prepare(graph: Graph, arrays: Sequence[NDArray[Any]], dtypes: Sequence[DType
     The arrays fit the signature already.
     """
     check_updatable(graph, arrays)
-    _check_buffers(graph, arrays, written)
+    check_written_buffers(graph, arrays, written)
     ready = Arguments([])
     direct: list[NDArray[Any]] = []  # the caller's memory that the run writes
     for parameter, array, dtype in zip(graph.parameters, arrays, dtypes, strict=True):
@@ -82,7 +82,7 @@ def prepare(graph: Graph, arrays: Sequence[NDArray[Any]], dtypes: Sequence[DType
     return ready
 
 
-def _check_buffers(graph: Graph, arrays: Sequence[NDArray[Any]], written: dict[int, Writing]) -> None:
+def check_written_buffers(graph: Graph, arrays: Sequence[NDArray[Any]], written: dict[int, Writing]) -> None:
     """Buffers are the caller's memory: one that is written must be writable and apart from the others."""
     for position, first in written.items():
         parameter, array = graph.parameters[position], arrays[position]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     Arrays = list[NDArray[Any]]
 
 
-def as_outputs(graph: Graph, out: Any) -> Arrays:
-    """The arrays of ``out=``: one for a single result, or a tuple or list of one for each.
+def as_outputs(graph: Graph, out: Any, is_other: Callable[[object], bool] | None = None) -> Arrays:
+    """The arrays of ``out=``: one for a single result, or a tuple or list of one for each.  What ``is_other`` knows is taken as it is.
 
     Raises :class:`GraphError` for anything else, and for arrays that can't be written.
     """
@@ -28,6 +28,8 @@ def as_outputs(graph: Graph, out: Any) -> Arrays:
         message = f"out: graph @{graph.name} has {_count(len(graph.results), 'result')}, found {_count(len(given), 'array')}"
         raise GraphError(Diagnostic(message, graph.loc))
     for value, array in zip(graph.results, given, strict=True):
+        if is_other is not None and is_other(array):
+            continue
         if not isinstance(array, np.ndarray) or is_masked(array):
             raise GraphError(Diagnostic(f"out: %{value.name} takes a numpy array, found {type(array).__name__}", value.location))
         if not array.flags.writeable:

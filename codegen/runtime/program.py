@@ -200,7 +200,7 @@ class NativeProgram:
             try:
                 if not raised:
                     values = (ctypes.c_int64 * len(symbols)).from_address(dims) if symbols and dims else ()
-                    _print(sites[site], data, dict(zip(symbols, values, strict=True)))
+                    print_site(sites[site], data, dict(zip(symbols, values, strict=True)))
             except BaseException as error:  # goes on in the caller of run, once native code has returned
                 raised.append(error)
             return 1 if raised else 0
@@ -260,7 +260,7 @@ def _aligned(array: NDArray[Any]) -> NDArray[Any]:
     return copy
 
 
-def _print(site: Site, data: int | None, names: dict[str, int]) -> None:
+def print_site(site: Site, data: int | None, names: dict[str, int]) -> None:
     """What the reference interpreter prints."""
     assert site.type is not None
     type_ = substitute_type(site.type, names)
