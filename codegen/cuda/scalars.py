@@ -315,12 +315,24 @@ def _bitcast(op: Operation, dtype: DType, x: Sequence[Expr]) -> Expr:
 
 
 def is_known_amount(value: Value, bits: int) -> bool:
-    """Whether shift amounts are constants in range."""
+    """Whether shift amounts are known to be in range: constants, and what a constant masks."""
+    most = _largest(value)
+    return most is not None and most < bits
+
+
+def _largest(value: Value) -> int | None:
+    """The largest of integers that are known not to be negative; None when that isn't known."""
     op = value.defining_op
-    while op is not None and op.name == "vector.broadcast":
-        op = op.operands[0].defining_op
-    if op is None or op.name != "arith.constant":
-        return False
-    given = op.attribute("value")
-    assert isinstance(given, Dense)
-    return bool(np.all((given.array >= 0) & (given.array < bits)))
+    if op is None:
+        return None
+    if op.name == "arith.constant":
+        given = op.attribute("value")
+        assert isinstance(given, Dense)
+        numbers = given.array
+        return int(numbers.max()) if numbers.size and np.all(numbers >= 0) else None
+    if op.name in ("vector.broadcast", "vector.reshape", "arith.extsi", "arith.extui"):
+        return _largest(op.operands[0])
+    if op.name == "arith.andi":
+        known = [n for n in map(_largest, op.operands) if n is not None]
+        return min(known, default=None)
+    return None

@@ -255,4 +255,6 @@ GO_DEVICE double go_gelu_tanh64(double x)
   return (x < -50.0 ? -50.0 : x) * go_sigmoid64((x + third) * 1.5957691216057308);
 }
 
+#include "graph_opt_math.h"
+
 #endif
