@@ -189,10 +189,16 @@ def _declared_buffer(type_: Type) -> MemRefType:
     return type_
 
 
+def _same_space(of: MemRefType, result: MemRefType, operand: str) -> None:
+    if of.space != result.space:
+        raise TypeProblem(f"{result} is no memory of {of}", operand=operand, hint="a view lies in the same space: shared, local or none")
+
+
 def _reshape(m: MemRefType, result_type: Type) -> MemRefType:
     result = _declared_buffer(result_type)
     if result.dtype != m.dtype:
         raise TypeProblem(f"a buffer of {m.dtype} has no elements of {result.dtype}", operand="m")
+    _same_space(m, result, "m")
     if any(isinstance(d, UnknownDim) for d in m.shape):
         return result
     if product(m.shape) != product(result.shape):
@@ -224,6 +230,7 @@ def _view(arena: MemRefType, offset: Dim, result_type: Type) -> MemRefType:
     result = _declared_buffer(result_type)
     if arena.dtype not in (u8, i8):
         raise TypeProblem(f"expected an arena, memref<u8[bytes]>, or other bytes (u8 or i8), found {arena}", operand="arena")
+    _same_space(arena, result, "arena")
     if isinstance(offset, UnknownDim):
         raise TypeProblem("the offset is '?'", attribute="offset")
     size = product(result.shape) * result.dtype.itemsize
