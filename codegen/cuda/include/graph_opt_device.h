@@ -13,7 +13,6 @@
 #define GO_CONSTANT __host__ __device__ constexpr
 #define GO_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define GO_AT
-#define GO_AT_DEFAULT
 #define GO_HERE
 #define GO_ALL_LANES 0xffffffffu
 
@@ -62,6 +61,7 @@ GO_DEVICE unsigned go_tf32_bits(float x)
 }
 
 GO_DEVICE int go_swap(int *p, int old, int value) { return atomicCAS(p, old, value); }
+GO_DEVICE int go_peek(const int *p) { return *(const volatile int *)p; }
 
 /* -- threads ---------------------------------------------------------------------------------------------------------- */
 
@@ -83,8 +83,6 @@ template <> struct go_word<1> { typedef unsigned char type; };
 template <> struct go_word<2> { typedef unsigned short type; };
 template <> struct go_word<4> { typedef unsigned type; };
 template <> struct go_word<8> { typedef uint2 type; };
-
-GO_CONSTANT int go_alignment(int size);
 
 template <int N, class T> GO_DEVICE void go_move_aligned(T *to, const T *from)
 {

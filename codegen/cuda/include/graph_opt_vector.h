@@ -1,6 +1,7 @@
 /* Vectors of the values that one thread has, their loads and stores, the errors of kernels, and reductions of a warp: the part of
    graph_opt_device.h and graph_opt_host.h that is the same in both.  They define before: GO_DEVICE, GO_MEMBER (member functions),
-   GO_CONSTANT (functions of constants), GO_AT / GO_HERE (the host hands on the line of a call), go_move_aligned and go_swap.  */
+   GO_CONSTANT (functions of constants), GO_AT / GO_HERE (the host hands on the line of a call), go_move_aligned, go_swap and
+   go_peek.  */
 #ifndef GRAPH_OPT_VECTOR_H
 #define GRAPH_OPT_VECTOR_H
 
@@ -79,6 +80,21 @@ template <class T, int N> GO_DEVICE void go_store_valid(T *p, const go_vec<T, N>
   GO_EACH if (i < n) p[i] = v.v[i];
 }
 
+/* In words where all values are valid. */
+template <int N, class T> GO_DEVICE go_vec<T, N> go_load_valid_aligned(const T *p, go_index n, T pad GO_AT)
+{
+  if (n >= N) return go_load_aligned<N>(p GO_HERE);
+  return go_load_valid<N>(p, n, pad);
+}
+template <class T, int N> GO_DEVICE void go_store_valid_aligned(T *p, const go_vec<T, N> &v, go_index n GO_AT)
+{
+  if (n >= N) {
+    go_store_aligned(p, v GO_HERE);
+  } else {
+    go_store_valid(p, v, n);
+  }
+}
+
 /* -- errors ----------------------------------------------------------------------------------------------------------- */
 
 /* What is left of a run that failed, all zero before: the number of the site + 1, and its two values. */
@@ -89,7 +105,7 @@ struct go_state {
   long long more[5];
 };
 
-GO_DEVICE bool go_failed(const go_state *state) { return *(const volatile int *)&state->failed != 0; }
+GO_DEVICE bool go_failed(const go_state *state) { return go_peek(&state->failed) != 0; }
 
 /* The first thread that fails is the one that counts. */
 GO_DEVICE void go_fail(go_state *state, go_index site, go_index first, go_index second)
@@ -104,7 +120,7 @@ GO_DEVICE void go_fail(go_state *state, go_index site, go_index first, go_index 
 
 /* go_shuffle of a vector: value by value. */
 #define GO_SHUFFLE(NAME)                                                                                             \
-  template <class T, int N> GO_DEVICE go_vec<T, N> NAME(const go_vec<T, N> &x, int by, int width = 32 GO_AT_DEFAULT) \
+  template <class T, int N> GO_DEVICE go_vec<T, N> NAME(const go_vec<T, N> &x, int by, int width = 32 GO_AT) \
   {                                                                                                                  \
     go_vec<T, N> r;                                                                                                  \
     GO_EACH r.v[i] = NAME(x.v[i], by, width GO_HERE);                                                                \
@@ -142,7 +158,7 @@ template <class T> GO_DEVICE T go_join_or(T a, T b) { return (T)(a | b); }
 
 /* For d = width / 2, ..., 2, 1 a lane joins its value with that of lane xor d, so all lanes get the same. */
 #define GO_WARP_REDUCE(KIND)                                                                                                   \
-  template <class T> GO_DEVICE T go_warp_reduce_##KIND(T x, int width = 32 GO_AT_DEFAULT)                                      \
+  template <class T> GO_DEVICE T go_warp_reduce_##KIND(T x, int width = 32 GO_AT)                                      \
   {                                                                                                                            \
     _Pragma("unroll") for (int d = width / 2; d > 0; d /= 2) x = go_join_##KIND(x, go_shuffle_xor(x, d, width GO_HERE));       \
     return x;                                                                                                                  \
