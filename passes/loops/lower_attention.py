@@ -108,9 +108,9 @@ class LowerAttention(Pass):
         assert isinstance(result.type, TensorType)
         with Builder.before_op(op) as builder:
             form = self._form(op)
-            moves = _Moves(op)
+            moves = Moves(op)
             made = moves.out.buffer if moves.out is not None else alloc(f"{result.name}.buffer", f32, *result.type.shape)
-            problem = _problem(op, moves.out or whole(made), moves, form == "of few queries", known)
+            problem = problem_of(op, moves.out or whole(made), moves, form == "of few queries", known)
             self._build(form, problem, _sight(op, problem, known))
             tensor: Value = to_tensor(made)
             first = builder.created[0]
@@ -151,7 +151,7 @@ def _sight(op: Operation, problem: Problem, known: Known) -> Sight | None:
     return known.sights[key]
 
 
-class _Moves(Sources):
+class Moves(Sources):
     """Nests around an attention that only move elements, and needn't run: it reads and stores each element where it belongs."""
 
     def __init__(self, op: Operation) -> None:
@@ -174,7 +174,8 @@ class _Moves(Sources):
         return view
 
 
-def _problem(op: Operation, out: View, moves: _Moves, few: bool, known: Known) -> Problem:
+def problem_of(op: Operation, out: View, moves: Moves, few: bool, known: Known) -> Problem:
+    """What an attention computes from which buffers; with ``few`` the values are read where they come from, too."""
     q, k, v = (op.operand(name) for name in "qkv")
     assert q is not None and k is not None and v is not None and isinstance(q.type, TensorType)
     group, scale, mask, length = group_of(op), op.attribute("scale"), op.operand("mask"), op.operand("length")
