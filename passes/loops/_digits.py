@@ -1,6 +1,6 @@
 """The loops of ``digit_linear``: panels of 32 rows of weights, blocks of 32 steps, a few rows of activations at a time.
 
-A sum of integers is exact, and what joins the blocks is written once (:meth:`Product._joined`), so the bits of a row don't depend on how
+A sum of integers is exact, and what joins the blocks is written once (:func:`joined`), so the bits of a row don't depend on how
 many rows are worked on at once, on where numbers are unpacked, or on threads.
 
 Weights are read in one of two ways.  Of few rows the packed numbers themselves are read, and their halves are taken apart in registers
@@ -290,7 +290,7 @@ class Product:
                 exact[digit] = dot4(found, four, exact[digit], small=self.weights.format.bits == 4, name=f"exact.{digit}")
         scale = load(x.scales, (row, rows), 2 * block, keep=True, name="s")
         factor = mulf(source.factors(0, b, column, columns), scale)
-        sums = fma(factor, self._joined(exact), sums)
+        sums = fma(factor, joined(exact, self.eight, self.base), sums)
         if not self.weights.format.minimum:
             return sums
         total = load(x.scales, (row, rows), 2 * block + 1, keep=True, name="total")
@@ -303,14 +303,15 @@ class Product:
         found = load(self.x.sums, (row, rows), block * self.x.digits + digit, keep=True, name="sum")
         return muli(found, self.offset)  # type: ignore[no-any-return]
 
-    def _joined(self, exact: Sequence[Value]) -> Value:
-        """The sums of all digits as one float: up to two digits are one exact integer."""
 
-        def to_float(x: Value) -> Value:
-            assert isinstance(x.type, VectorType)
-            return sitofp(x, result_type=VectorType(f32, x.type.shape))  # type: ignore[no-any-return]
+def joined(exact: Sequence[Value], eight: Value, base: Value) -> Value:
+    """The sums of all digits as one float: up to two digits are one exact integer.  ``eight`` is 8 and ``base`` 256.0."""
 
-        *low, high = exact
-        if low:
-            high = addi(shli(high, self.eight), low[-1])
-        return to_float(high) if len(exact) < 3 else fma(to_float(high), self.base, to_float(exact[0]))
+    def to_float(x: Value) -> Value:
+        assert isinstance(x.type, VectorType)
+        return sitofp(x, result_type=VectorType(f32, x.type.shape))  # type: ignore[no-any-return]
+
+    *low, high = exact
+    if low:
+        high = addi(shli(high, eight), low[-1])
+    return to_float(high) if len(exact) < 3 else fma(to_float(high), base, to_float(exact[0]))

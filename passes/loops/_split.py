@@ -6,6 +6,8 @@ integers are the same everywhere.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from dialects.arith.bits import andi, shli, shrsi, xori
@@ -16,7 +18,7 @@ from dialects.arith.integers import addi, maxsi, subi
 from dialects.graph.digits import BLOCK, LARGEST, LEAST_SCALE, POWER_STEPS
 from dialects.vector import multi_reduction
 from ir.core import Value
-from ir.dims import Dim
+from ir.dims import Dim, product
 from ir.types import DType, ScalarType, Type, VectorType, f32, i8, i32
 from passes.loops._blocks import buffer_type, load, loop, number, parallel, reshaped, store
 
@@ -46,22 +48,24 @@ def _stored(value: Value, name: str) -> Value:
 
 def split_rows(x: Value, digits: Value, scales: Value, sums: Value) -> None:
     """Fills the results of ``split_digits``."""
-    *front, size = buffer_type(x).shape
-    count = buffer_type(digits).shape[-2]
-    assert isinstance(size, int) and isinstance(count, int)
-    rows: Dim = 1
-    for d in front:
-        rows = rows * d
-    blocks = size // BLOCK
-    _Split(
-        reshaped(x, rows, size), reshaped(digits, rows, blocks, count, BLOCK), reshaped(scales, rows, blocks, 2),
-        reshaped(sums, rows, blocks, count), count,
-    ).build(rows, blocks)  # fmt: skip
+    Split(x, digits, scales, sums).build()
 
 
-class _Split:
-    def __init__(self, x: Value, digits: Value, scales: Value, sums: Value, count: int) -> None:
-        self.x, self.digits, self.scales, self.sums, self.count = x, digits, scales, sums, count
+class Split:
+    """The numbers of a block: as one vector here; other kinds of code say how they load, reduce and store them."""
+
+    def __init__(self, x: Value, digits: Value, scales: Value, sums: Value) -> None:
+        *front, size = buffer_type(x).shape
+        count = buffer_type(digits).shape[-2]
+        assert isinstance(size, int) and isinstance(count, int)
+        rows = product(front)
+        self.rows, self.blocks, self.count = rows, size // BLOCK, count
+        self.x, self.digits = reshaped(x, rows, size), reshaped(digits, rows, self.blocks, count, BLOCK)
+        self.scales, self.sums = reshaped(scales, rows, self.blocks, 2), reshaped(sums, rows, self.blocks, count)
+
+    def start(self) -> None:
+        """Makes the constants of :meth:`block`."""
+        count = self.count
         self.magnitude = number(_LARGEST, i32, "magnitude")
         self.infinity = number(_INFINITY, i32, "infinity")
         self.nothing, self.zero = number(0, i32, "nothing"), number(0.0, f32, "zero")
@@ -77,16 +81,36 @@ class _Split:
         else:
             self.limit = number(LARGEST[count], f32, "limit")
 
-    def build(self, rows: Dim, blocks: int) -> None:
+    def build(self) -> None:
+        """The loops."""
+        self.start()
+
         def row(i: Dim) -> None:
-            loop("block", 0, blocks, 1, lambda b: self._block(i, b), tag="split")
+            loop("block", 0, self.blocks, 1, lambda b: self.block(i, b), tag="split")
 
-        parallel([("row", 0, rows)], row, tag="rows")
+        parallel([("row", 0, self.rows)], row, tag="rows")
 
-    def _block(self, row: Dim, block: Dim) -> None:
-        found = _as(load(self.x, row, (BLOCK * block, BLOCK), name="x"), i32, "bits")
+    def load(self, row: Dim, block: Dim) -> Value:
+        """The numbers of a block."""
+        return load(self.x, row, (BLOCK * block, BLOCK), name="x")
+
+    def reduce(self, x: Value, kind: Literal["add", "max"], name: str) -> Value:
+        """The sum or the largest of a block's integers."""
+        return multi_reduction(x, kind=kind, axes=(0,), name=name)  # type: ignore[no-any-return]
+
+    def store_digit(self, digit: Value, row: Dim, block: Dim, number: int) -> None:
+        """Stores a digit of each number of a block."""
+        store(digit, self.digits, row, block, number, (0, BLOCK))
+
+    def store(self, value: Value, buffer: Value, *places: Dim) -> None:
+        """Stores what there is once for a block."""
+        store(value, buffer, *places)
+
+    def block(self, row: Dim, block: Dim) -> None:
+        """Splits a block."""
+        found = _as(self.load(row, block), i32, "bits")
         sizes = andi(found, self.magnitude)
-        largest = multi_reduction(sizes, kind="max", axes=(0,), name="largest")
+        largest = self.reduce(sizes, "max", "largest")
         finite = cmpi(largest, self.infinity, predicate="lt", name="finite")
         scale, factor = self._scale(maxsi(select(finite, largest, self.nothing), self.least))
         # a number below 2**23 plus 2**23 has its integer, rounded to even, behind the exponent; fptosi would be slow for what can't be here
@@ -97,17 +121,16 @@ class _Split:
         total: Value | None = None
         for n in range(self.count):
             moved = shrsi(addi(integers, self.halves[n]), self.steps[n]) if n else integers
-            digit = trunci(moved, result_type=VectorType(i8, (BLOCK,)), name=f"digit.{n}")
-            store(digit, self.digits, row, block, n, (0, BLOCK))
-            wide = extsi(digit, result_type=VectorType(i32, (BLOCK,)))
-            found_sum = multi_reduction(wide, kind="add", axes=(0,), name=f"sum.{n}")
-            store(found_sum, self.sums, row, block, n)
+            digit = trunci(moved, result_type=_like(moved, i8), name=f"digit.{n}")
+            self.store_digit(digit, row, block, n)
+            found_sum = self.reduce(extsi(digit, result_type=_like(digit, i32)), "add", f"sum.{n}")
+            self.store(found_sum, self.sums, row, block, n)
             total = found_sum if total is None else addi(total, shli(found_sum, self.steps[n]))
         scale = select(finite, scale, self.nan)
-        store(scale, self.scales, row, block, 0)
+        self.store(scale, self.scales, row, block, 0)
         assert total is not None
         total = _stored(sitofp(total, result_type=ScalarType(f32)), "total")
-        store(_stored(mulf(scale, total), "total"), self.scales, row, block, 1)
+        self.store(_stored(mulf(scale, total), "total"), self.scales, row, block, 1)
 
     def _scale(self, largest: Value) -> tuple[Value, Value]:
         """The scale for bits of the largest magnitude, and what numbers are multiplied with."""

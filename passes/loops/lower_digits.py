@@ -98,8 +98,8 @@ class LowerDigits(Pass):
         for graph in walk_graphs(module):
             for op in list(graph.block) if graph.name not in at_load_time else ():
                 lower = lowerings.get(op.definition.text_name)
-                if lower is not None and _is_known(op):
-                    _lower(op, lower, known)
+                if lower is not None and has_known_sizes(op):
+                    lower_op(op, lower, known)
                     context.count(f"{op.definition.text_name} lowered")
                     changed = True
         return changed
@@ -110,14 +110,15 @@ class LowerDigits(Pass):
     def _digits(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
         digits, scales, sums, packed = operands
         x = activations_of(digits, scales, sums)
-        Product(x, weights_of(packed, _format(op)), results[0], self._shape(self.rows[x.digits - 1])).build()
+        Product(x, weights_of(packed, format_of(op)), results[0], self._shape(self.rows[x.digits - 1])).build()
 
     def _floats(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
         x, packed = operands
-        FloatProduct(x, weights_of(packed, _format(op)), results[0], self._shape(self.floats)).build()
+        FloatProduct(x, weights_of(packed, format_of(op)), results[0], self._shape(self.floats)).build()
 
 
-def _format(op: Operation) -> Format:
+def format_of(op: Operation) -> Format:
+    """The format of the weights that an operation reads."""
     packed = op.operand("packed")
     assert packed is not None and isinstance(packed.type, TensorType)
     return packed_format(packed.type)
@@ -125,10 +126,10 @@ def _format(op: Operation) -> Format:
 
 def _embedding(op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
     rows: Any = op.attribute("rows")
-    gather_rows(weights_of(operands[0], _format(op)), operands[1], results[0], int(rows), str(op.attribute("named")))
+    gather_rows(weights_of(operands[0], format_of(op)), operands[1], results[0], int(rows), str(op.attribute("named")))
 
 
-def _is_known(op: Operation) -> bool:
+def has_known_sizes(op: Operation) -> bool:
     """Whether all sizes are known but for those of dimensions in front, and none is 0."""
     for value in (*op.operands, *op.results):
         if not isinstance(value.type, TensorType) or not is_known(value.type):
@@ -143,7 +144,7 @@ Known = dict[Any, tuple[list[Operation], list[Value]]]
 """The loops of operations by what they depend on, and the buffers that they are built for."""
 
 
-def _lower(op: Operation, lower: Lowering, known: Known) -> None:
+def lower_op(op: Operation, lower: Lowering, known: Known) -> None:
     """Puts loops in the place of an operation: built anew, or those of an operation like it for other buffers."""
     with Builder.before_op(op) as builder:
         operands = [_buffer(op, tensor) for tensor in op.operands]
