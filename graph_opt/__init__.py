@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graph_opt import llm
+    from graph_opt import cuda, llm
     from graph_opt.api import compile, load, parse, run
     from graph_opt.executable import Executable
     from ir.diagnostics import GraphError
 
 __version__ = "0.1.0"
-__all__ = ["Executable", "GraphError", "compile", "llm", "load", "parse", "run"]
+__all__ = ["Executable", "GraphError", "compile", "cuda", "llm", "load", "parse", "run"]
 
 _OWN_PACKAGES = ("ir", "dialects", "passes", "codegen", "interop")
 _HOMES = {
@@ -29,9 +29,10 @@ _HOMES = {
     "run": "graph_opt.api",
     "Executable": "graph_opt.executable",
     "GraphError": "ir.diagnostics",
+    "cuda": "graph_opt.cuda",
     "llm": "graph_opt.llm",
 }
-_PACKAGES = {"llm"}
+_PACKAGES = {"cuda", "llm"}
 
 
 def _check_packages() -> None:

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import dialects
+from codegen.cuda.drivers import is_cuda
 from graph_opt.binding import Sources, at_location, bind_constants, bind_files, given_arrays, plain_array
 from graph_opt.executable import Executable
 from graph_opt.kept import READING, Kept, place_in_cache
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 assert dialects  # defines the operations
 
-Device = Literal["cpu", "reference"]
-DEVICES: tuple[str, ...] = ("cpu", "reference")
+Device = str
+DEVICES: tuple[str, ...] = ("cpu", "cuda", "reference")
+"""What runs programs; ``cuda:1`` is another GPU than the first, ``cuda-emulated`` runs kernels on the CPU, for tests."""
 MAX_THREADS = 256
 MAX_PROGRAM = 1 << 28
 """Bytes of a program's text."""
@@ -111,12 +113,14 @@ def keep_reachable(module: Module, entry: Graph) -> None:
 
 def check_device(device: str, threads: int) -> None:
     """Raises :class:`GraphError` for a device that is not there, or can't have so many threads."""
-    if device not in DEVICES:
+    if device not in DEVICES and not is_cuda(device):
         raise GraphError(Diagnostic(f"there is no device '{device}'", hint=f"devices: {', '.join(DEVICES)}"))
     if isinstance(threads, bool) or not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
         raise GraphError(Diagnostic(f"threads: expected an integer from 0 to {MAX_THREADS}, found {threads!r}"))
     if device == "reference" and threads != 1:
         raise GraphError(Diagnostic("device 'reference' has one thread"))
+    if is_cuda(device) and threads not in (0, 1):
+        raise GraphError(Diagnostic(f"threads: expected 0 or 1, found {threads}: they are threads of device 'cpu'"))
 
 
 def compile(
@@ -134,8 +138,9 @@ def compile(
 ) -> Executable:
     """A callable from a file or a module (which is left as it is).
 
-    ``graph`` names the graph (see :func:`find_graph`); ``device`` is ``"cpu"`` for machine code or ``"reference"`` for the
-    interpreter; ``pipeline`` the passes, by default those that the device wants.  ``threads`` is how many threads machine
+    ``graph`` names the graph (see :func:`find_graph`); ``device`` is ``"cpu"`` for machine code, ``"cuda"`` for kernels on a GPU
+    (``"cuda:1"``: on the second one; see :class:`graph_opt.cuda.CudaExecutable`), or ``"reference"`` for the interpreter; ``pipeline`` the
+    passes, by default those that the device wants.  ``threads`` is how many threads machine
     code may use, 0 for one per processor; the results have the same bits for any number.
     ``constants`` binds parameters to arrays, which are then folded like weights; ``files`` binds declared files of
     weights to paths.  ``precision`` says how exact activations are in products with block-quantized weights: ``"f32"`` (the default),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from codegen.cuda.drivers import is_cuda
 from graph_opt.binding import Sources
 from graph_opt.collector import fewer_collections
 from graph_opt.executable import DeferredExecutable, Executable, ReferenceExecutable
@@ -26,6 +27,8 @@ def default_pipeline(module: Module, device: str) -> str:
     """The passes that a device wants for a program: none but inference where it is at the level of loops already."""
     if device == "reference":
         return "O1"
+    if is_cuda(device):
+        return "O0" if is_lowered(module, "cuda") else preset_of("cuda")
     return "O0" if is_lowered(module, "loops") else preset_of("loops")
 
 
@@ -57,6 +60,8 @@ def make_executable(
     if device == "reference":
         PassManager(passes, watch, sources).run(module)
         return ReferenceExecutable(module, module.graphs[entry.name], sources)
+    if is_cuda(device):
+        return _make_cuda(module, entry, sources, device, passes, watch)
 
     def make(module: Module, kept: Kept | None) -> Executable:
         return _make_native(module, entry.name, sources, threads, passes, watch, kept)
@@ -111,6 +116,30 @@ def _make_native(
             return compile_native(module, module.graphs[name], sources, threads, load_time, keep, manager.copies, complete)
     finally:
         load_time.wait()
+
+
+def _make_cuda(module: Module, entry: Graph, sources: Sources, device: str, passes: Sequence[Pass], watch: Instrumentation) -> Executable:
+    """Kernels for a device, which is opened first: without one nothing else is worth doing."""
+    from graph_opt.cuda import DeferredCudaExecutable, compile_cuda, open_device
+    from graph_opt.load_time import LoadTime
+
+    opened = open_device(device)
+
+    def make(module: Module) -> Executable:
+        load_time = LoadTime(sources)
+        last = max((n for n, p in enumerate(passes) if isinstance(p, HoistToInit)), default=None)
+        begin = {id(passes[last]): load_time.begin} if last is not None else {}
+        try:
+            with fewer_collections():
+                PassManager(poisoning(passes), watch, sources, fold_twins=True, behind=begin).run(module)
+                watch.progress("kernels")
+                return compile_cuda(module, module.graphs[entry.name], sources, opened, load_time)
+        finally:
+            load_time.wait()
+
+    if all(is_known(p.type) for p in entry.parameters):
+        return make(module)
+    return DeferredCudaExecutable(module, entry, make, opened)
 
 
 def poisoning(passes: Sequence[Pass]) -> Sequence[Pass]:

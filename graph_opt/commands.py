@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from codegen.cuda.drivers import is_cuda
 from graph_opt.api import DEFAULT_DEVICE, DEVICES, find_graph, keep_reachable, parse, read_program
 from graph_opt.binding import at_location, bind_files
 from graph_opt.build import default_pipeline, load_or_make, make_executable
@@ -359,10 +360,8 @@ def explain_fusion(args: argparse.Namespace) -> int:
 def run_program(args: argparse.Namespace) -> int:
     """Runs a program on given and generated arrays."""
     device = DEFAULT_DEVICE if args.device is None else args.device
-    if device not in DEVICES:
-        hint = did_you_mean(device, DEVICES) or f"devices: {', '.join(DEVICES)}"
-        raise UsageError(f"there is no device '{device}' ({hint})")
-    if device == "reference" and args.threads != 1:
+    _check_device(device)
+    if device != "cpu" and args.threads != 1:
         raise UsageError("--threads is for --device cpu")
     passes = load_pipeline(args.pipeline) if args.pipeline is not None else None
     module = _read(args)
@@ -393,6 +392,12 @@ def run_program(args: argparse.Namespace) -> int:
     progress.clear()
     _save_outputs(entry, arrays, results, outputs)
     return 0
+
+
+def _check_device(device: str) -> None:
+    if device not in DEVICES and not is_cuda(device):
+        hint = did_you_mean(device, DEVICES) or f"devices: {', '.join(DEVICES)}"
+        raise UsageError(f"there is no device '{device}' ({hint})")
 
 
 def _kept(module: Module, entry: Graph, given: dict[str, NDArray[Any]], args: argparse.Namespace) -> Kept | None:

@@ -86,7 +86,7 @@ class Executable(ABC):
         """
         try:
             outputs = None if out is None else as_outputs(self.graph, out)
-            checked = [_as_array(a, p) for a, p in zip(arrays, self.graph.parameters, strict=False)]
+            checked = [as_array(a, p) for a, p in zip(arrays, self.graph.parameters, strict=False)]
             return self._run(checked if len(checked) == len(arrays) else [np.asarray(a) for a in arrays], on_operation, outputs)
         except MemoryError as error:
             raise GraphError(Diagnostic(f"not enough memory: {error}", self.graph.loc)) from error
@@ -188,7 +188,12 @@ class DeferredExecutable(Executable):
 
     def _run(self, arrays: Arrays, on_operation: OnOperation | None, out: Arrays | None) -> Arrays:
         check_count(self.graph, len(arrays))
-        types = tuple(array_type(a, p) for a, p in zip(arrays, self.graph.parameters, strict=True))
+        types = [array_type(a, p) for a, p in zip(arrays, self.graph.parameters, strict=True)]
+        return self._program(types)._run(arrays, on_operation, out)
+
+    def _program(self, given: Sequence[TensorType]) -> Executable:
+        """The program for arguments of these types."""
+        types = tuple(given)
         program = self._made.pop(types, None)
         if program is None:
             bind_shapes(self.graph, types)
@@ -196,7 +201,7 @@ class DeferredExecutable(Executable):
         self._made[types] = program  # the last in the order of use
         if len(self._made) > self.LIMIT:
             del self._made[next(iter(self._made))]
-        return program._run(arrays, on_operation, out)
+        return program
 
     def _specialized(self, types: Sequence[TensorType]) -> Executable:
         from passes.graph.specialize import specialize_graph
@@ -208,7 +213,8 @@ class DeferredExecutable(Executable):
         return self._make(module)
 
 
-def _as_array(value: Any, parameter: Any) -> NDArray[Any]:
+def as_array(value: Any, parameter: Any) -> NDArray[Any]:
+    """An argument as an array.  Raises GraphError for what is none, or is none that can be updated."""
     if parameter.inout and not isinstance(value, np.ndarray):
         raise GraphError(Diagnostic(f"%{parameter.name} is inout: it takes a numpy array, found {type(value).__name__}", parameter.loc))
     return plain_array(value, parameter.name, parameter.loc)

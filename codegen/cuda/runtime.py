@@ -61,8 +61,7 @@ class Engine:
         self.device = device
         self.poison = poison
         self.facts = Facts.of(graph) if facts is None else facts
-        self.written = {n: w for n, w in self.facts.written.items() if n in program.written}
-        self._updated = tuple(sorted({*program.written, *(p.index for p in graph.parameters if p.inout)}))
+        self._updated = tuple(sorted({*self.facts.written, *(p.index for p in graph.parameters if p.inout)}))
         self._checks = any(k.checks for k in program.kernels)
         self._lock = threading.RLock()
         self._calls: dict[Any, Call] = {}
@@ -173,7 +172,7 @@ class Engine:
 
     def _rechecked(self, call: Call, ghosts: list[NDArray[Any]], out: Sequence[Any] | None, outputs: list[Seen | None] | None) -> Call:
         check_updatable(self.graph, ghosts)
-        check_written_buffers(self.graph, ghosts, self.written)
+        check_written_buffers(self.graph, ghosts, self.facts.written)
         if out is not None and outputs is not None:
             arrays = [ghost(s) if s is not None else a for a, s in zip(out, outputs, strict=True)]
             check_outputs(self.graph, arrays, [(array_shape(t), t.dtype.numpy) for t in call.result_types], ghosts)

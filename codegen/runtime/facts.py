@@ -96,4 +96,6 @@ def _stored_to(op: Operation) -> list[Value]:
         return [op.operands[a.position] for a in layout_of(op) if isinstance(a, AccessArg)]
     if name == "memref.copy":
         return [op.operands[1]]
-    return [] if name in _READERS or op.definition.dialect == "scf" else list(op.operands)
+    if name in _READERS or op.definition.dialect in ("scf", "gpu"):  # those of gpu write memory on the chip
+        return []
+    return list(op.operands)

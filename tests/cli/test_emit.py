@@ -173,7 +173,7 @@ def test_run_on_devices(loops: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("flags", "status", "words"),
     [
-        (["--device", "abacus"], 2, "there is no device 'abacus' (devices: cpu, reference)"),
+        (["--device", "abacus"], 2, "there is no device 'abacus' (devices: cpu, cuda, reference)"),
         (["--device", "cup"], 2, "did you mean 'cpu'?"),
         (["--device", "reference", "--threads", "2"], 2, "--threads is for --device cpu"),
         (["--device", "cpu", "--threads", "-1"], 2, "--threads"),
