@@ -79,6 +79,8 @@ class Job:
     _commands: bytearray = field(default_factory=lambda: bytearray(_MAGIC))
     _buffers: list[int] = field(default_factory=list)
     _outputs: list[int] = field(default_factory=list)
+    launched: list[str] = field(default_factory=list)
+    """The kernels, in the order of their launches."""
 
     def _numbers(self, *numbers: int) -> None:
         self._commands += struct.pack(f"<{len(numbers)}q", *numbers)
@@ -99,6 +101,7 @@ class Job:
         """Launches a kernel; without blocks it is left out."""
         if not all(grid):
             return
+        self.launched.append(name)
         self._numbers(_LAUNCH)
         self._blob(name.encode())
         self._numbers(*(*grid, 1, 1)[:3], threads, shared, len(arguments))
