@@ -84,7 +84,9 @@ class CudaExecutable(Executable):
         return device_arrays.to_device(self.device, array)
 
     def _call(self, /, *args: Any, **kwargs: Any) -> Any:
-        out, stream = (kwargs.pop(n, None) if n in self._options else None for n in ("out", "stream"))
+        out = stream = None
+        if kwargs:
+            out, stream = (kwargs.pop(n, None) if n in self._options else None for n in ("out", "stream"))
         handle = None if stream is None else stream_handle(stream)
         results = None
         if not kwargs and len(args) == self._count:

@@ -66,10 +66,14 @@ class Device:
 
     # -- context -------------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Device:
+    def begin(self) -> int:
+        """Makes the context current, for the driver's ``leave``.  Raises GraphError in a process that was forked."""
         if is_forked():
             raise forked_error()
-        token = self.driver.enter()
+        return self.driver.enter()
+
+    def __enter__(self) -> Device:
+        token = self.begin()
         try:
             self._tokens.stack.append(token)
         except AttributeError:
