@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codegen.cuda.drivers import is_cuda
-from graph_opt.api import DEFAULT_DEVICE, DEVICES, find_graph, keep_reachable, parse, read_program
+from graph_opt.api import DEFAULT_DEVICE, find_graph, keep_reachable, parse, read_program
 from graph_opt.binding import at_location, bind_files
 from graph_opt.build import default_pipeline, load_or_make, make_executable
-from graph_opt.guard import UsageError, pairs, shown_name, standard_input, stdin_text
+from graph_opt.guard import UsageError, check_device_flag, pairs, shown_name, standard_input, stdin_text
 from graph_opt.kept import Kept, place_in_cache
 from graph_opt.levels import BYTES, CUDA, LEVELS, TARGETS, is_lowered, level_of, preset_of
 from graph_opt.progress import Progress
@@ -360,7 +359,7 @@ def explain_fusion(args: argparse.Namespace) -> int:
 def run_program(args: argparse.Namespace) -> int:
     """Runs a program on given and generated arrays."""
     device = DEFAULT_DEVICE if args.device is None else args.device
-    _check_device(device)
+    check_device_flag(device)
     if device != "cpu" and args.threads != 1:
         raise UsageError("--threads is for --device cpu")
     passes = load_pipeline(args.pipeline) if args.pipeline is not None else None
@@ -392,12 +391,6 @@ def run_program(args: argparse.Namespace) -> int:
     progress.clear()
     _save_outputs(entry, arrays, results, outputs)
     return 0
-
-
-def _check_device(device: str) -> None:
-    if device not in DEVICES and not is_cuda(device):
-        hint = did_you_mean(device, DEVICES) or f"devices: {', '.join(DEVICES)}"
-        raise UsageError(f"there is no device '{device}' ({hint})")
 
 
 def _kept(module: Module, entry: Graph, given: dict[str, NDArray[Any]], args: argparse.Namespace) -> Kept | None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from graph_opt.guard import UsageError, pairs, standard_input
+from graph_opt.guard import UsageError, check_device_flag, pairs, standard_input
 from graph_opt.progress import Progress
 from ir.diagnostics import Diagnostic, GraphError, NamedLocation
 from ir.parser import decode_text
@@ -37,6 +37,9 @@ def generate(args: argparse.Namespace) -> int:
         _check_option(name, getattr(args, name))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows fewer letters
+    check_device_flag(args.device)
+    if args.device != "cpu" and args.threads > 1:
+        raise UsageError("--threads is for --device cpu")
     from graph_opt import llm
     from graph_opt.llm.precision import precision_cost
 
@@ -44,8 +47,9 @@ def generate(args: argparse.Namespace) -> int:
         print(f"precision {args.precision}: {cost}", file=sys.stderr)
     progress = Progress()
     model = llm.load(
-        args.file, args.threads, capacity=args.capacity, precision=args.precision, files=pairs(args.files, "--file") or None, progress=progress.show
-    )
+        args.file, args.threads, capacity=args.capacity, precision=args.precision, device=args.device, files=pairs(args.files, "--file") or None,
+        progress=progress.show,
+    )  # fmt: skip
     progress.clear()
     options = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
     if prompt is None:

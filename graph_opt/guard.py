@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from graph_opt.binding import at_location
-from ir.diagnostics import Diagnostic, GraphError, MissingPackage, NamedLocation
+from ir.diagnostics import Diagnostic, GraphError, MissingPackage, NamedLocation, did_you_mean
 
 if TYPE_CHECKING:
     from codegen.cuda.compilers import CompilerFault
@@ -127,6 +127,16 @@ def standard_input() -> TextIO:
     if sys.stdin is None:
         raise GraphError(Diagnostic("can't be read: it is closed", NamedLocation("<stdin>", 1, 1)))
     return sys.stdin
+
+
+def check_device_flag(device: str) -> None:
+    """Raises UsageError for a device that is none."""
+    from codegen.cuda.drivers import is_cuda
+    from graph_opt.api import DEVICES
+
+    if device not in DEVICES and not is_cuda(device):
+        hint = did_you_mean(device, DEVICES) or f"devices: {', '.join(DEVICES)}"
+        raise UsageError(f"there is no device '{device}' ({hint})")
 
 
 def pairs(texts: Sequence[str], flag: str) -> dict[str, str]:

@@ -138,6 +138,16 @@ def empty(device: Device, type_: TensorType) -> DeviceArray:
     return DeviceArray(device, type_, block)
 
 
+def zeros(device: Device, type_: TensorType) -> DeviceArray:
+    """A new array whose bytes are 0."""
+    array = empty(device, type_)
+    if array.nbytes:
+        with device, device.lock:
+            device.follow(device.stream)
+            device.driver.fill(array.address, 0, array.nbytes, device.stream)
+    return array
+
+
 def to_device(device: Device, array: Any) -> DeviceArray:
     """A copy of an array in a device's memory.  Raises GraphError for what is no array, or of an element type that we don't have."""
     given = np.asarray(array)

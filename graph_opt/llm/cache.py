@@ -13,6 +13,7 @@ from ir.types import TensorType, substitute_type
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from codegen.cuda.device import Device
     from ir.core import Graph
 
 
@@ -23,20 +24,28 @@ LARGE_FROM = 4
 class KeyValueCache:
     """The arrays that a model's graph updates in place, and the tokens that they hold.
 
-    They are pages of zeros that the system has not given yet: memory is taken where something is written, not by the capacity.  When a
-    quarter of the capacity is used, all of it goes to large pages: many keys on ordinary ones take a tenth longer to read, or more.
+    With a ``device`` they are zeros in its memory, and stay there.  Else they are pages of zeros that the system has not given yet: memory
+    is taken where something is written, not by the capacity.  When a quarter of the capacity is used, all of it goes to large pages: many
+    keys on ordinary ones take a tenth longer to read, or more.
     """
 
-    def __init__(self, graph: Graph, capacity: int, dimension: str) -> None:
+    def __init__(self, graph: Graph, capacity: int, dimension: str, device: Device | None = None) -> None:
         self.ids: list[int] = []
-        types = [substitute_type(p.type, {dimension: capacity}) for p in graph.parameters if p.inout]
-        self._memory, self.arrays = _zeros([t for t in types if isinstance(t, TensorType)])
+        given = [substitute_type(p.type, {dimension: capacity}) for p in graph.parameters if p.inout]
+        types = [t for t in given if isinstance(t, TensorType)]
+        self.arrays: Sequence[Any]
+        if device is not None:
+            from codegen.cuda.arrays import zeros
+
+            self._memory, self.arrays = None, [zeros(device, t) for t in types]
+        else:
+            self._memory, self.arrays = _zeros(types)
         self._worthwhile = capacity // LARGE_FROM
-        self._is_large = False
+        self._is_large = device is not None
 
     def reserve(self, count: int) -> None:
         """To be called before so many tokens are in it; only time depends on it."""
-        if count >= self._worthwhile and not self._is_large:
+        if count >= self._worthwhile and not self._is_large and self._memory is not None:
             self._is_large = True
             self._memory.enlarge()
 

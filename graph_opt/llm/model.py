@@ -129,7 +129,7 @@ class Model:
             raise GraphError(Diagnostic(f"{len(tokens)} tokens, the capacity is {self.capacity}", hint="load the model with more"))
         cache = self._take(tokens)
         try:
-            return self._forward(cache, tokens, min(cache.common(tokens), len(tokens) - 1))
+            return np.asarray(self._forward(cache, tokens, min(cache.common(tokens), len(tokens) - 1)))
         finally:
             self._give_back(cache)
 
@@ -158,11 +158,11 @@ class Model:
         check_integer("seed", seed, *SEED_RANGE)
         if temperature == 0:
             greedy = self._sampler(None)
-            return lambda logits, position: int(greedy(logits))
+            return lambda logits, position: int(np.asarray(greedy(logits)))
         sample = self._sampler((None if not top_k else int(top_k), None if top_p is None else float(top_p)))
         heat = np.float32(temperature)
         first = int(seed)  # numbers of numpy would run over
-        return lambda logits, position: int(sample(logits, heat, step_seed(first, position)))
+        return lambda logits, position: int(np.asarray(sample(logits, heat, step_seed(first, position))))
 
     def _sampler(self, cuts: tuple[int | None, float | None] | None) -> Any:
         """The compiled sampler; None is the greedy one."""
@@ -196,8 +196,8 @@ class Model:
         finally:
             self._give_back(cache)
 
-    def _chosen(self, choose: Callable[[Any, int], int], logits: NDArray[np.float32], position: int) -> int:
-        if np.isnan(logits.max()):
+    def _chosen(self, choose: Callable[[Any, int], int], logits: Any, position: int) -> int:
+        if np.isnan(np.asarray(logits).max()):
             where = self.tokenizer.metadata.where
             raise GraphError(Diagnostic(f"{where}: the logits of token {position} are no numbers (NaN)", hint="its weights may be damaged"))
         return choose(logits, position)
@@ -212,9 +212,12 @@ class Model:
         if rest := stream.finish():
             yield rest
 
-    def _forward(self, cache: KeyValueCache, tokens: Sequence[int], known: int, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """The logits behind ``tokens``, of which the cache holds ``known``; it holds all of them afterwards."""
-        logits = np.empty(self.vocabulary, np.float32) if out is None else out
+    def _forward(self, cache: KeyValueCache, tokens: Sequence[int], known: int, out: Any = None) -> Any:
+        """The logits behind ``tokens``, of which the cache holds ``known``; it holds all of them afterwards.
+
+        They are an array where the program runs, ``out`` if that is given.
+        """
+        logits = self.program.new_logits() if out is None else out
         del cache.ids[known:]
         cache.reserve(len(tokens))
         while known < len(tokens):
@@ -281,8 +284,8 @@ def load(
 
     ``threads`` is how many may be used, None one for each processor.  ``capacity`` is how many tokens a prompt and its continuation may
     have together (default: what the model was made for, 2048 at most).  ``precision`` names the arithmetic of the quantized products
-    (see docs/llm.md); ``device`` and ``files`` are those of :func:`graph_opt.compile`; ``progress`` is told what is being done.  Raises
-    GraphError for everything that is wrong with the files.
+    (see docs/llm.md); ``device`` and ``files`` are those of :func:`graph_opt.compile` (on a GPU caches and logits stay there);
+    ``progress`` is told what is being done.  Raises GraphError for everything that is wrong with the files.
     """
     check_integer("threads", threads, 0, optional=True)
     check_integer("capacity", capacity, 1, optional=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from codegen.cuda.drivers import is_cuda
 from graph_opt.api import Device, check_device, compile, compile_text, load, parse
 from graph_opt.binding import at_location, bind_files
 from graph_opt.kept import READING, WEIGHTS
@@ -19,11 +20,12 @@ from interop.gguf import GgufFile
 from ir.core import Graph, Module, WeightFile
 from ir.diagnostics import Diagnostic, GraphError, NamedLocation
 from ir.signature import check_constraints, constraint_holds
-from ir.types import TensorType, type_symbols
+from ir.types import TensorType, f32, type_symbols
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from codegen.cuda.device import Device as CudaDevice
     from graph_opt.executable import Executable
 
 Files = Mapping[str, str | os.PathLike[str]]
@@ -62,15 +64,32 @@ class Program:
 
     def new_cache(self, capacity: int) -> KeyValueCache:
         """An empty cache."""
-        return KeyValueCache(self.graph, capacity, self._dimension)
+        return KeyValueCache(self.graph, capacity, self._dimension, self._gpu())
 
-    def forward(self, ids: NDArray[Any], position: int, caches: Sequence[NDArray[Any]], logits: NDArray[Any]) -> None:
+    def new_logits(self) -> Any:
+        """An array for logits, where the program runs."""
+        gpu = self._gpu()
+        if gpu is None:
+            return np.empty(self.vocabulary, np.float32)
+        from codegen.cuda.arrays import empty
+
+        return empty(gpu, TensorType(f32, (self.vocabulary,)))
+
+    def _gpu(self) -> CudaDevice | None:
+        """The device of the program, None for one that computes in the host's memory."""
+        if not is_cuda(self._device):
+            return None
+        from codegen.cuda.device import open_device
+
+        return open_device(self._device)
+
+    def forward(self, ids: NDArray[Any], position: int, caches: Sequence[Any], logits: Any) -> None:
         """Adds tokens to the caches from a position on, and writes the logits behind the last."""
         self._run(ids, np.array(position, np.int64), *caches, out=logits)
 
     def sampler(self, text: str) -> Executable:
         """A program that chooses a token, compiled."""
-        if self._device == "reference":
+        if self._device != "cpu":
             return compile(parse(text, "<sampler>"), device=self._device)
         return compile_text(text, "<sampler>")
 
@@ -132,7 +151,7 @@ def _compiled(gguf: GgufFile, path: Path, threads: int, precision: str, device: 
 
     # The text goes nowhere: it has a name that can be written, and is the same wherever the file is.
     text, name = draft_llama(gguf, "model.gguf"), f"<import of {path}>"
-    if device == "reference":
+    if device != "cpu":
         if progress is not None:
             progress(READING)
         return compile(parse(text, name), "main", device=device, threads=threads, files={FILE: path}, precision=precision, progress=progress)
