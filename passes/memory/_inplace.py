@@ -81,7 +81,7 @@ def _structure(nest: Operation, names: Mapping[Value, Value]) -> tuple[Hashable,
 
 
 def _in_loops(nest: Operation, names: Mapping[Value, Value], old: Value, new: Value) -> bool:
-    if nest.name not in LOOPS:
+    if nest.name not in LOOPS or any(op.name == "gpu.launch" for op in nest.walk()):  # threads come in any order
         return False
     found = [a for op in nest.walk() for a in accesses_of(op)]
     before = [a for a in found if names.get(a.buffer) is old]
