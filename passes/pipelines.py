@@ -72,7 +72,8 @@ _LOOPS = (
 
 _CUDA = (
     "collapse",
-    # what is more than one nest, while its operations are seen
+    # what is more than one nest, while its operations are seen, and nests that split and join heads
+    "map-rope",
     "map-attention",
     "map-digits",
     "lower-to-loops",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -69,13 +70,39 @@ class LowerRope(Pass):
             tables: Tables = {}
             for op in [o for o in graph.block if o.name == "graph.rope"]:
                 if is_whole(op):
-                    _lower(op, tables)
+                    lower_op(op, tables, Loops())
                     context.count("rotary embeddings")
                     changed = True
         return changed
 
 
-def _lower(op: Operation, tables: Tables) -> None:
+class Loops:
+    """How the work of rotary embeddings is run: by loops here; other kinds of code have forms of their own."""
+
+    def rotate(self, sizes: Sequence[Dim], width: int, turn: Callable[[Dim, Dim, Dim, Dim, int], None], name: str) -> None:
+        """``turn(b, h, s, d, count)`` for all rows of batches, heads and steps (``sizes``), ``count`` numbers of a row at a time."""
+
+        def row(b: Dim, s: Dim, h: Dim) -> None:
+            rest = width % LANES
+            if width > rest:
+                loop("d", 0, width - rest, LANES, lambda d: turn(b, h, s, d, LANES))
+            if rest:
+                turn(b, h, s, width - rest, rest)
+
+        batch, heads, steps = sizes
+        parallel([("b", 0, batch), ("s", 0, steps), ("h", 0, heads)], row, tag="row")
+
+    def fill_tables(self, steps: Dim, pairs: int, fill: Callable[[Dim, Dim], None], name: str) -> None:
+        """``fill(s, i)`` for all positions and pairs."""
+
+        def row(s: Dim) -> None:
+            loop("i", 0, pairs, 1, lambda i: fill(s, i))
+
+        parallel([("s", 0, steps)], row, tag="row")
+
+
+def lower_op(op: Operation, tables: Tables, forms: Loops) -> None:
+    """Puts code in the place of an embedding, and makes tables where there are none for its positions."""
     result, x, positions = op.result, op.operand("x"), op.operand("positions")
     assert isinstance(result.type, TensorType) and x is not None and positions is not None
     width, base = result.type.shape[-1], op.attribute("base")
@@ -84,7 +111,7 @@ def _lower(op: Operation, tables: Tables) -> None:
         sources = Sources(op)
         key = positions, width, base
         if key not in tables:
-            tables[key] = _tables(buffer_of(op, positions), width, base)
+            tables[key] = _tables(buffer_of(op, positions), width, base, forms)
         cosines, sines = tables[key]
         source = sources.view(buffer_of(op, x))
         made = alloc(f"{result.name}.buffer", f32, *result.type.shape)
@@ -96,40 +123,28 @@ def _lower(op: Operation, tables: Tables) -> None:
             c, t = (load(table, s, (d, size), name=table.name) for table in (cosines, sines))
             store(addf(mulf(found, c), mulf(swapped, t), name="turned"), target.buffer, b, h, s, (d, size))
 
-        def row(b: Dim, s: Dim, h: Dim) -> None:
-            rest = width % LANES
-            if width > rest:
-                loop("d", 0, width - rest, LANES, lambda d: turn(b, h, s, d, LANES))
-            if rest:
-                turn(b, h, s, width - rest, rest)
-
-        batch, heads, steps, _ = target.shape
-        parallel([("b", 0, batch), ("s", 0, steps), ("h", 0, heads)], row, tag="row")
+        forms.rotate(target.shape[:3], width, turn, result.name)
         tensor: Value = to_tensor(made)
         first = builder.created[0]
     replace(op, made, tensor, first)
     sources.remove()
 
 
-def _tables(positions: Value, width: int, base: float) -> tuple[Value, Value]:
+def _tables(positions: Value, width: int, base: float, forms: Loops) -> tuple[Value, Value]:
     """The cosine for each number of a row, and what the other one of its pair is multiplied with: ``-sin`` or ``sin``."""
     assert isinstance(positions.type.shape, tuple)  # type: ignore[union-attr]  # a buffer
     (steps,) = positions.type.shape  # type: ignore[union-attr]
     frequencies = from_tensor(constant(Dense(inverse_frequencies(width, base), f64), name="frequencies"), name="frequencies.buffer")
     cosines, sines = (alloc(name, f32, steps, width) for name in ("cos", "sin"))
 
-    def row(s: Dim) -> None:
+    def pair(s: Dim, i: Dim) -> None:
         position = sitofp(load(positions, s, name="position"), result_type=ScalarType(f64))
+        angle = mulf(position, load(frequencies, i, name="frequency"), name="angle")
+        c, t = (truncf(f(angle), result_type=ScalarType(f32), name=name) for f, name in ((cos, "cos"), (sin, "sin")))
+        for place in (2 * i, 2 * i + 1):
+            store(c, cosines, s, place)
+        store(negf(t), sines, s, 2 * i)
+        store(t, sines, s, 2 * i + 1)
 
-        def pair(i: Dim) -> None:
-            angle = mulf(position, load(frequencies, i, name="frequency"), name="angle")
-            c, t = (truncf(f(angle), result_type=ScalarType(f32), name=name) for f, name in ((cos, "cos"), (sin, "sin")))
-            for place in (2 * i, 2 * i + 1):
-                store(c, cosines, s, place)
-            store(negf(t), sines, s, 2 * i)
-            store(t, sines, s, 2 * i + 1)
-
-        loop("i", 0, width // 2, 1, pair)
-
-    parallel([("s", 0, steps)], row, tag="row")
+    forms.fill_tables(steps, width // 2, pair, "angles")
     return cosines, sines
