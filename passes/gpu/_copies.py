@@ -14,7 +14,9 @@ from passes.loops._blocks import Place, active, buffer_type
 from passes.loops._loops import Access, Form, number_layout
 
 
-def _create(name: str, forms: Sequence[Form], types: Sequence[Any], label: str | None = None, valid: Value | None = None, **attributes: Any) -> Operation:
+def _create(
+    name: str, forms: Sequence[Form], types: Sequence[Any], label: str | None = None, valid: Value | None = None, **attributes: Any
+) -> Operation:
     builder: Builder = active()
     graph = builder.block.graph
     assert graph is not None

@@ -1,0 +1,239 @@
+"""Tiles of factors in shared memory: how the threads of a block bring them there, stage by stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dialects.arith.cast import extf
+from dialects.vector import extract
+from ir.core import Value
+from ir.dims import Dim, exact_div, floordiv, mod
+from ir.types import DType, VectorType
+from passes.gpu._copies import cp_async
+from passes.gpu._kernels import LINE, both, less, named, shared, when
+from passes.gpu._product_nests import Factor, Product
+from passes.gpu._product_scalars import Scalars, as_run, placed
+from passes.loops._blocks import index_value, load, loop, number, store
+
+Mode = Literal["async", "held", "computed"]
+ROOM = 64 << 10
+"""Bytes of shared memory that a block uses at most: every architecture from sm_75 on has them."""
+NARROW = 8
+"""Neighbours along k that a warp copies one by one where it turns a tile: 32 bytes of each of four rows, and no bank twice."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Where a block works: the thread, how many there are, batches as places of loop variables, and the steps of the sum."""
+
+    thread: Dim
+    threads: int
+    places: Mapping[Value, Dim]
+    steps: Dim
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tile of a factor: ``size`` rows (or columns) of ``extent``, from ``first`` on.
+
+    In shared memory it is ``[size, depth]`` with ``k_last``, otherwise ``[depth, size]``; ``pad`` elements lie between its rows.
+    The elements are as they are in memory when ``raw``, otherwise widened.
+    """
+
+    factor: Factor
+    size: int
+    extent: Dim
+    first: Dim
+    k_last: bool
+    pad: int
+    raw: bool = False
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the elements in shared memory."""
+        return self.factor.stored if self.raw and self.factor.is_stored else self.factor.dtype
+
+    def dims(self, depth: int) -> tuple[int, int]:
+        """The tile's dimensions in shared memory."""
+        return (self.size, depth + self.pad) if self.k_last else (depth, self.size + self.pad)
+
+
+@dataclass
+class Tile:
+    """The tiles of one factor, ``depth`` steps at a time, ``stages`` of them at once.
+
+    How they get there: ``async`` copies (of 4 to 16 bytes) where nothing is computed; ``held`` are loaded in front of the work on another
+    tile and stored behind it; ``computed`` ones are more than loads, and are done element by element.
+    """
+
+    problem: Problem
+    shape: Shape
+    depth: int
+    stages: int
+    memory: Value = field(init=False)
+    mode: Mode = field(init=False)
+    unit: int = field(init=False)  # neighbours that a thread takes at once
+
+    def __post_init__(self) -> None:
+        shape, factor = self.shape, self.shape.factor
+        self.factor, self.size = factor, shape.size
+        self.mode, self.unit = staging(shape, self.depth)
+        self.k_fast = not (factor.own is not None and factor.runs_along(factor.own))
+        fast, self.slow = (self.depth, self.size) if self.k_fast else (self.size, self.depth)
+        lanes = min(fast // self.unit, self.problem.threads if self.k_fast == shape.k_last else NARROW)
+        self.rows_at_once = self.problem.threads // lanes
+        self.rounds = (-(-self.slow // self.rows_at_once), fast // (self.unit * lanes))
+        self.spread = self.unit * lanes
+        name = factor.access.buffer.name.removesuffix(".flat").removesuffix(".buffer")
+        self.fast_place = named(f"{name}.fast", self.unit * mod(self.problem.thread, lanes))
+        self.slow_place = named(f"{name}.slow", floordiv(self.problem.thread, lanes))
+        self.memory = shared(f"{name}.tile", shape.dtype, self.stages, *shape.dims(self.depth))
+
+    # -- bringing tiles ------------------------------------------------------------------------------------------------
+
+    def begin(self, tile: Dim, slot: Dim) -> list[Value]:
+        """Starts to bring a tile: copies, or loads that are handed to :meth:`finish`."""
+        if self.mode == "async":
+            self._each(lambda own, k: self._copy(tile, slot, own, k))
+            return []
+        if self.mode == "held":
+            return [self._loaded(tile, own, k) for own, k in self._unrolled()]
+        return []
+
+    def finish(self, tile: Dim, slot: Dim, held: Sequence[Value]) -> None:
+        """Stores what :meth:`begin` has loaded."""
+        if self.mode == "held":
+            for (own, k), value in zip(self._unrolled(), held, strict=True):
+                self._guarded(own, k, lambda own=own, k=k, value=value: self._store(slot, own, k, value))  # type: ignore[misc]
+        elif self.mode == "computed":
+            self._each(lambda own, k: self._compute(tile, slot, own, k))
+
+    def _each(self, one: Callable[[Dim, Dim], None]) -> None:
+        """What a thread does, for all places in the tile that it has."""
+        slow_rounds, fast_rounds = self.rounds
+
+        def at(slow: Dim, fast: Dim) -> None:
+            own, k = self._place(slow, fast)
+            self._guarded(own, k, lambda: one(own, k))
+
+        def along(slow: Dim) -> None:
+            if fast_rounds == 1:
+                at(slow, 0)
+            else:
+                loop("f", 0, fast_rounds, 1, lambda f: at(slow, f))
+
+        if slow_rounds == 1:
+            along(0)
+        else:
+            loop("s", 0, slow_rounds, 1, along)
+
+    def _unrolled(self) -> list[tuple[Dim, Dim]]:
+        return [self._place(s, f) for s in range(self.rounds[0]) for f in range(self.rounds[1])]
+
+    def _place(self, slow_round: Dim, fast_round: Dim) -> tuple[Dim, Dim]:
+        """Row (or column) and step in the tile."""
+        fast = self.fast_place + self.spread * fast_round
+        slow = self.slow_place + self.rows_at_once * slow_round
+        return (slow, fast) if self.k_fast else (fast, slow)
+
+    def _guarded(self, own: Dim, k: Dim, inside: Callable[[], None]) -> None:
+        """Threads that have no place in the tile do nothing."""
+        if self.slow % self.rows_at_once == 0:
+            inside()
+        else:
+            when(less(own if self.k_fast else k, self.slow, "in_tile"), inside)
+
+    def _goal(self, slot: Dim, own: Dim, k: Dim) -> list[Dim]:
+        return [slot, own, k] if self.shape.k_last else [slot, k, own]
+
+    def _places(self, tile: Dim, own: Dim, k: Dim) -> dict[Value, Dim]:
+        places = {**self.problem.places, self.factor.k: self.depth * tile + k}
+        if self.factor.own is not None:
+            places[self.factor.own] = self.shape.first + own
+        return places
+
+    def _left(self, tile: Dim, own: Dim, k: Dim) -> tuple[Dim | None, Dim | None]:
+        """How many rows and steps are left at a place; None for surely enough."""
+        spare = self.slow % self.rows_at_once != 0  # threads beyond the tile load what nobody stores
+        all_rows = exact_div(self.shape.extent, self.size) is not None and not (spare and self.k_fast)
+        all_steps = exact_div(self.problem.steps, self.depth) is not None and self.mode == "async"  # others go on behind the last tile
+        return None if all_rows else self.shape.extent - self.shape.first - own, None if all_steps else self.problem.steps - self.depth * tile - k
+
+    def _valid(self, tile: Dim, own: Dim, k: Dim) -> Value | None:
+        """How many of ``unit`` neighbours are there."""
+        rows, steps = self._left(tile, own, k)
+        fast, slow = (steps, rows) if self.k_fast else (rows, steps)
+        terms = [] if fast is None else [fast]
+        terms += [] if slow is None else [self.unit * slow]
+        if not terms:
+            return None
+        return index_value("apply", terms[0], name="valid") if len(terms) == 1 else index_value("min", *terms, name="valid")
+
+    def _copy(self, tile: Dim, slot: Dim, own: Dim, k: Dim) -> None:
+        access = self.factor.access
+        indices = placed(access, self._places(tile, own, k))
+        goal = self._goal(slot, own, k)
+        cp_async(access.buffer, as_run(indices, self.unit), self.memory, as_run(goal, self.unit), self._valid(tile, own, k))
+
+    def _loaded(self, tile: Dim, own: Dim, k: Dim) -> Value:
+        access = self.factor.access
+        indices = placed(access, self._places(tile, own, k))
+        return load(access.buffer, *as_run(indices, self.unit), valid=self._valid(tile, own, k), name=self.factor.loads[0].results[0].name)
+
+    def _store(self, slot: Dim, own: Dim, k: Dim, value: Value) -> None:
+        if self.factor.stored != self.shape.dtype:
+            value = extf(value, result_type=VectorType(self.factor.dtype, (self.unit,)))
+        goal = self._goal(slot, own, k)
+        if self.unit == 1:
+            store(extract(value, position=(0,)), self.memory, *goal)
+        else:
+            store(value, self.memory, *as_run(goal, self.unit))
+
+    def _compute(self, tile: Dim, slot: Dim, own: Dim, k: Dim) -> None:
+        goal = self._goal(slot, own, k)
+
+        def there() -> None:
+            scalars = Scalars(self._places(tile, own, k), {})
+            scalars.build(self.factor.ops)
+            store(scalars.value(self.factor.value), self.memory, *goal)
+
+        left = [n for n in self._left(tile, own, k) if n is not None]
+        if left:
+            zero = number(0.0 if self.factor.dtype.is_float else 0, self.factor.dtype)
+            when(both(*(less(0, n) for n in left)), there, lambda: store(zero, self.memory, *goal))
+        else:
+            there()
+
+
+def staging(shape: Shape, depth: int) -> tuple[Mode, int]:
+    """How a factor gets to shared memory, and how many neighbours a thread takes at once."""
+    factor, own = shape.factor, shape.factor.own
+    if not factor.is_stored:
+        return "computed", 1
+    along = own if own is not None and factor.runs_along(own) else factor.k if factor.runs_along(factor.k) else None
+    unit = 1
+    if along is not None and (along is factor.k) == shape.k_last:
+        unit = factor.unit(along, min(LINE // factor.stored.itemsize, depth if shape.k_last else shape.size))
+    return ("async" if shape.dtype == factor.stored and unit * factor.stored.itemsize >= 4 else "held"), unit
+
+
+def stage(
+    problem: Problem, group: Sequence[Product], shape: Callable[[Factor, bool], Shape], depth: int, stages: int
+) -> dict[object, Tile]:  # fmt: skip
+    """The tiles of a group's factors by their keys: products may share one.  ``shape`` gets a factor, and whether it is one of rows.
+
+    There are two tiles at once where threads carry them (they hold one more), and no more than shared memory has room for.
+    """
+    shapes: dict[object, Shape] = {}
+    for p in group:
+        for factor, rows in ((p.rows, True), (p.columns, False)):
+            if factor.key not in shapes:
+                shapes[factor.key] = shape(factor, rows)
+    if any(staging(s, depth)[0] != "async" for s in shapes.values()):
+        stages = 2
+    size = sum(math.prod(s.dims(depth)) * s.dtype.itemsize for s in shapes.values())
+    stages = max(2, min(stages, ROOM // size))
+    return {key: Tile(problem, s, depth, stages) for key, s in shapes.items()}
