@@ -149,6 +149,18 @@ def when(condition: Value, yes: Callable[[], Any], no: Callable[[], Any] | None 
     return made
 
 
+def results_when(condition: Value, yes: Callable[[], Sequence[Value]], no: Sequence[Value]) -> list[Value]:
+    """An ``scf.if`` that results in what ``yes`` builds, or in values that are there."""
+    outer = active()
+    regions = [Region(), Region()]
+    made = _create("scf.if", [condition], types=[v.type for v in no], regions=regions)
+    with Builder(regions[0].block, origin=outer.origin, loc=outer.loc) as inner:
+        inner.create(yield_, list(yes()))
+    with Builder(regions[1].block, origin=outer.origin, loc=outer.loc) as inner:
+        inner.create(yield_, list(no))
+    return list(made.results)
+
+
 # -- memory on the chip, and what threads do together ------------------------------------------------------------------
 
 

@@ -104,6 +104,26 @@ class SplitReduction(Pass):
         return changed
 
 
+def combiners(op: Operation, lanes: int = 16) -> list[str] | None:
+    """The operations that would combine the lanes of a loop, one for each carried value; None where it stays as it is.
+
+    ``"gt"`` and ``"lt"`` stand for the choice of the larger and of the smaller number.
+    """
+    bounds = layout_of(op)[0]
+    assert isinstance(bounds, RangeArg)
+    try:
+        split = _Split(op, bounds, lanes)
+        split.check()
+    except CannotVectorize:
+        return None
+    return split.combiners
+
+
+def is_rounded(combiner: str) -> bool:
+    """Whether what is combined depends on the order."""
+    return combiner in _ROUNDED
+
+
 _FAMILIES = {
     "arith.addf": "arith.addf",
     "math.fma": "arith.addf",
@@ -124,7 +144,7 @@ _CHOICES = {"gt": -np.inf, "lt": np.inf}
 """Predicates by which the larger, or the smaller, of two numbers is chosen, in the place of the name of a combiner; what they never choose."""
 
 
-def _identity(combiner: str, dtype: DType) -> Any:
+def identity_of(combiner: str, dtype: DType) -> Any:
     """What changes nothing: x combined with it is x, bit by bit."""
     if combiner in _CHOICES:
         return _CHOICES[combiner]
@@ -166,14 +186,18 @@ class _Split:
                     raise CannotVectorize("a loop variable that is not the last index")
         return analysis
 
-    def run(self) -> None:
-        """Replaces the loop."""
+    def check(self) -> tuple[Analysis, Analysis | None, Dimensions]:
+        """What whole rounds and the partial one are like, and where dimensions are read.  Raises CannotVectorize."""
         _check_memory(self.body)
         full, partial = self._analyse(False), self._analyse(True) if self.rest != 0 else None
         dimensions = find_dimensions([self.start, self.stop], self.op) if partial is not None or full.used else {}
         if isinstance(dimensions, str):
             raise CannotVectorize(f"no buffer around has dimension {dimensions}")
-        self.dimensions: Dimensions = dimensions
+        return full, partial, dimensions
+
+    def run(self) -> None:
+        """Replaces the loop."""
+        full, partial, self.dimensions = self.check()
         op, block, anchor = self.op, self.op.block, self.op.next
         assert block is not None
         previous = op.prev
@@ -208,7 +232,7 @@ class _Split:
 
     def _identities(self, place: Emitter, n: int) -> Value:
         dtype = self._dtype(n)
-        array = np.full(self.width, _identity(self.combiners[n], dtype), np.float64 if dtype.is_float else dtype.numpy)
+        array = np.full(self.width, identity_of(self.combiners[n], dtype), np.float64 if dtype.is_float else dtype.numpy)
         name = f"{self.op.results[n].name}.none"
         return place.make(constant, [], {"value": Dense(array, dtype)}, [self._type(n)], [name]).results[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gpu_checks import assert_mapped, left_on_top, loops, mapped, same_as_before
+from gpu_checks import CANONICAL, assert_mapped, left_on_top, loops, mapped, same_as_before
 from pass_checks import apply
 
 from dialects.gpu.launch import captured_values
@@ -151,8 +151,9 @@ def test_memory_of_a_round_is_a_part_of_one() -> None:
 def test_every_program_goes_through(key: str, text: str) -> None:
     before = loops(text.replace("@example(", "@main("))
     after = clone_module(before)
-    apply(after, "map-elements,map-serial")
+    apply(after, "map-rows,map-elements,map-serial")
     assert_mapped(after)
+    apply(before, CANONICAL)
     same_as_before(before, after, sizes=((3, 4, 2, 5, 8, 16, 1, 0),))
 
 

@@ -1,0 +1,390 @@
+"""Long rows, and rows of unknown length: a block of threads for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ir.builder import Builder
+from ir.core import Block, Operation, Value
+from ir.dims import Dim, exact_div, floordiv, mod
+from ir.types import DType, ScalarType
+from passes.gpu._copying import Copier, drop_unused
+from passes.gpu._elements import Run, find_runs, run_width
+from passes.gpu._kernels import LINE, WARP, barrier, equal, launch, less, local, named, results_when, shared, split_index, thread, when
+from passes.gpu._rows import LANES, Reduction, Rows, chosen, part_size, row_kernel_name
+from passes.gpu._threads import ParallelNest, hand_over, parallel_nest
+from passes.loops._blocks import index_value, load, loop, store
+from passes.loops._loops import accesses, body, value_symbol
+from passes.loops._memory import Access as Touched
+from passes.loops._memory import alias, all_accesses, stored_value
+
+_PRIVATE_BYTES = 64 * 1024
+"""Shared memory that parts of a row take at most; larger ones stay in global memory, where caches hold them."""
+_PIECE = 4096
+"""Terms of a sum that wait in shared memory at most."""
+_PIECE_UNKNOWN = 1024
+"""The same where the length of rows is not known."""
+
+
+def threads_for(counts: Sequence[Dim]) -> int:
+    """Threads of a block for loops with so many rounds."""
+    known = [n for n in counts if isinstance(n, int)]
+    longest = max(known) if len(known) == len(counts) and known else 0
+    return 128 if longest <= 2048 else 256 if longest <= 8192 else 512 if longest <= 32768 else 1024
+
+
+class LongRows:
+    """A kernel with one block per row."""
+
+    def __init__(self, rows: Rows, threads: int) -> None:
+        self.rows, self.nest, self.threads = rows, rows.nest, threads
+        outer = rows.nest.loops[0]
+        assert outer.graph is not None
+        self.copier = Copier(outer.graph)
+        self.shared: dict[Value, Value] = {}
+        self.at: Dim = 0
+        self.touched: list[Touched] = []
+
+    def build(self) -> None:
+        """Replaces the nest."""
+        outer = self.nest.loops[0]
+        with Builder.before_op(outer):
+            made = launch([("block", self.nest.total)], self.threads, self._kernel, name=row_kernel_name(self.rows), tag="rows")
+        hand_over(outer, made)
+        outer.erase()
+        for buffer in self.rows.private:
+            if not buffer.has_uses and buffer.defining_op is not None:
+                buffer.defining_op.erase()
+        self.copier.rename()
+
+    def _kernel(self, block: Dim) -> None:
+        room = _PRIVATE_BYTES
+        for buffer, type_ in self.rows.private.items():
+            size = part_size(type_) * type_.dtype.itemsize
+            if 0 < size <= room:
+                room -= size
+                self.shared[buffer] = shared(f"{buffer.name}.row", type_.dtype, *(int(d) for d in type_.shape))  # type: ignore[arg-type]
+        self.at = thread()
+        for variable, place in zip(self.nest.variables, split_index(block, self.nest.counts), strict=True):
+            self.copier.set(variable, place)
+        for step in self.rows.steps:
+            found = all_accesses([step])
+            if self._meets(found):
+                self._barrier()
+            self.touched += found
+            self._step(step)
+
+    def _barrier(self) -> None:
+        barrier()
+        self.touched = []
+
+    def _meets(self, found: Sequence[Touched]) -> bool:
+        """Whether memory is touched that other threads have touched since they met, and one of both writes."""
+        return any((a.writes or b.writes) and alias(a.memory, b.memory) != "never" for a in found for b in self.touched)
+
+    def _step(self, step: Operation) -> None:
+        if step.name == "scf.parallel":
+            self._columns(parallel_nest(step))
+        elif step.name == "scf.for":
+            reduction = self.rows.reductions[step]
+            if reduction.is_free:
+                self._any_order(reduction)
+            else:
+                _InOrder(self, reduction).build()
+        elif step.name == "memref.store":
+            when(equal(self.at, 0, "first"), lambda: self.copier.copy([step], self.near))
+        else:
+            self.copier.copy([step], self.near)
+
+    # -- memory of the row --------------------------------------------------------------------------------------------
+
+    def near(self, op: Operation) -> bool:
+        """Builds an access to a part of the row in shared memory."""
+        if op.name not in ("memref.load", "memref.store"):
+            return False
+        (access,) = accesses(op)
+        buffer = self.shared.get(access.buffer)
+        if buffer is None:
+            return False
+        places = [self.copier.expr(i.expr) for i in access.indices[len(self.nest.variables) :]]
+        if op.name == "memref.store":
+            store(self.copier.now(stored_value(op)), buffer, *places)
+        else:
+            self.copier.become(op.results[0], load(buffer, *places, name=op.results[0].name))
+        return True
+
+    # -- loops over columns -------------------------------------------------------------------------------------------
+
+    def _columns(self, nest: ParallelNest) -> None:
+        if len(nest.variables) > 1:
+            total, counts = nest.total, nest.counts
+
+            def element(at: Dim) -> None:
+                places = [self.copier.set(v, p) for v, p in zip(nest.variables, split_index(at, counts), strict=True)]
+                self.copier.copy(nest.body, self.near)
+                for place in places:
+                    drop_unused(place)
+
+            loop("e", self.at, total, self.threads, element)
+            return
+        runs = find_runs(nest) or []
+        width = run_width(nest, runs) if runs and exact_div(nest.counts[0], LINE) is not None else 1
+        whole = Piece(self, nest.body, nest.variables[0], runs if width > 1 else [], width)
+        loop(nest.variables[0].name, width * self.at, nest.counts[0], width * self.threads, whole.build)
+
+    # -- reductions in any order --------------------------------------------------------------------------------------
+
+    def _any_order(self, step: Reduction) -> None:
+        block = body(step.op)
+        variable, *carried = block.arguments
+
+        def element(at: Dim, *values: Value) -> list[Value]:
+            self.copier.mapping.update(zip(carried, values, strict=True))
+            place = self.copier.set(variable, at)
+            self.copier.copy(block, self.near)
+            drop_unused(place)
+            assert block.terminator is not None
+            return [self.copier.now(v) for v in block.terminator.operands]
+
+        values = loop(variable.name, self.at, step.count, self.threads, element, step.identities())
+        values = [step.across(n, v, WARP) for n, v in enumerate(values)]
+        if self.threads > WARP:
+            values = self._across_warps(step, values)
+        for n, value in enumerate(values):
+            self.copier.become(step.op.results[n], step.combine(n, self.copier.now(step.initial[n]), value))
+
+    def _across_warps(self, step: Reduction, values: Sequence[Value]) -> list[Value]:
+        warps = self.threads // WARP
+        parts = [shared(f"{r.name}.warps", step.dtype(n), warps) for n, r in enumerate(step.op.results)]
+        warp, lane = named("warp", floordiv(self.at, WARP)), named("lane", mod(self.at, WARP))
+
+        def put() -> None:
+            for value, part in zip(values, parts, strict=True):
+                store(value, part, warp)
+
+        when(equal(lane, 0, "first"), put)
+        self._barrier()
+        return loop(
+            "w", 1, warps, 1, lambda w, *acc: [step.combine(n, a, load(p, w)) for n, (a, p) in enumerate(zip(acc, parts, strict=True))],
+            [load(part, 0) for part in parts],
+        )  # fmt: skip
+
+    def share(self, name: str, value: Value, dtype: DType) -> Value:
+        """A value of the first thread, for all; the caller puts a barrier between this and :func:`load`."""
+        place = shared(name, dtype, 1)
+        when(equal(self.at, 0, "first"), lambda: store(value, place, 0))
+        return place
+
+
+@dataclass
+class Piece:
+    """What a thread does with ``width`` neighbours: loads them 16 bytes at a time, goes through the body for each, and stores them."""
+
+    rows: LongRows
+    ops: Sequence[Operation] | Block
+    variable: Value
+    runs: Sequence[Run]
+    width: int
+
+    def build(self, start: Dim) -> None:
+        """Builds it for neighbours from ``start`` on."""
+        if self.width == 1:
+            self._element(start, {}, 0)
+            return
+        kept = [r for r in self.runs if r.is_aligned(self.width)]
+        lines = {r.key: local(f"{r.buffer.name}.run", r.type.dtype, self.width) for r in kept}
+        for run in {r.key: r for r in kept if not r.stores}.values():
+            for at, size in self._parts(run):
+                found = load(self._buffer(run), *self._front(run), (self._place(run, start) + at, size), name=run.op.results[0].name)
+                store(found, lines[run.key], (at, size))
+        where = {r.op: lines[r.key] for r in kept}
+        loop("u", 0, self.width, 1, lambda u: self._element(start + u, where, u))
+        for run in [r for r in kept if r.stores]:
+            for at, size in self._parts(run):
+                store(load(lines[run.key], (at, size)), self._buffer(run), *self._front(run), (self._place(run, start) + at, size))
+
+    def _parts(self, run: Run) -> list[tuple[int, int]]:
+        size = min(self.width, max(1, LINE // run.type.dtype.itemsize))
+        return [(at, size) for at in range(0, self.width, size)]
+
+    def _buffer(self, run: Run) -> Value:
+        return self.rows.shared.get(run.buffer, run.buffer)
+
+    def _front(self, run: Run) -> list[Dim]:
+        front = run.front[len(self.rows.nest.variables) :] if run.buffer in self.rows.shared else run.front
+        return [self.rows.copier.expr(p) for p in front]
+
+    def _place(self, run: Run, start: Dim) -> Dim:
+        return start + self.rows.copier.expr(run.offset)
+
+    def _element(self, at: Dim, lines: Mapping[Operation, Value], u: Dim) -> None:
+        copier = self.rows.copier
+        place = copier.set(self.variable, at)
+
+        def special(op: Operation) -> bool:
+            line = lines.get(op)
+            if line is None:
+                return self.rows.near(op)
+            if op.name == "memref.store":
+                store(copier.now(stored_value(op)), line, u)
+            else:
+                copier.become(op.results[0], load(line, u, name=op.results[0].name))
+            return True
+
+        copier.copy(self.ops, special)
+        drop_unused(place)
+
+
+class _InOrder:
+    """A sum whose order is fixed: all threads compute its terms, one warp adds them, piece by piece through shared memory.
+
+    The body is cut in two: what depends on the carried values is the chain, the rest are terms.
+    """
+
+    def __init__(self, rows: LongRows, step: Reduction) -> None:
+        self.rows, self.step, self.copier = rows, step, rows.copier
+        self.block = body(step.op)
+        self.variable, *self.carried = self.block.arguments
+        self.lanes = 1 if step.in_order else LANES
+        self.chain = self._chain()
+        chained = set(self.chain)
+        self.terms = [op for op in self.block if op not in chained and not op.definition.is_terminator]
+        self.waiting = self._waiting(chained)
+
+    def _chain(self) -> list[Operation]:
+        """The operations that depend on carried values, and what is so cheap that the chain does it itself."""
+        varying = set(self.carried)
+        found = []
+        for op in self.block:
+            if not op.definition.is_terminator and any(v in varying for v in op.operands):
+                found.append(op)
+                varying.update(op.results)
+        return found
+
+    def _is_near(self, op: Operation) -> bool:
+        """Whether an operation loads an element of the row that is in shared memory."""
+        return op.name == "memref.load" and accesses(op)[0].buffer in self.rows.shared
+
+    def _waiting(self, chained: set[Operation]) -> list[Value]:
+        """The terms that the chain needs; casts to wider numbers and loads from shared memory are done in the chain instead."""
+        needed = [v for op in self.chain for v in op.operands if self._is_term(v, chained)]
+        assert self.block.terminator is not None
+        needed += [v for v in self.block.terminator.operands if self._is_term(v, chained)]
+        found: dict[Value, None] = {}
+        moved: list[Operation] = []
+        while needed:
+            value = needed.pop(0)
+            op = value.defining_op
+            if op is not None and (op.name in ("arith.extf", "arith.constant") or self._is_near(op)):
+                moved.append(op)
+                needed += [v for v in op.operands if self._is_term(v, chained)]
+            elif isinstance(value.type, ScalarType):
+                found[value] = None
+        self.chain = [op for op in self.block if op in chained or op in moved]
+        return list(found)
+
+    def _is_term(self, value: Value, chained: set[Operation]) -> bool:
+        op = value.defining_op
+        return op is not None and op.block is self.block and op not in chained
+
+    def build(self) -> None:
+        """Builds it."""
+        count = self.step.count
+        piece = min(_PIECE, -(-count // LANES) * LANES) if isinstance(count, int) else _PIECE_UNKNOWN
+        initial = [self.copier.now(v) for v in self.step.initial] if self.step.in_order else self.step.identities()
+        self.buffers: dict[Value, Value] = {}
+        for value in self.waiting:
+            assert isinstance(value.type, ScalarType)
+            self.buffers[value] = shared(f"{value.name}.terms", value.type.dtype, piece)
+        if not self.waiting:
+            values = self._chain_of(0, count, initial)
+        elif isinstance(count, int) and count <= piece:
+            values = self._piece(0, count, initial, last=True)
+        else:
+            values = loop("piece", 0, count, piece, lambda p, *acc: self._piece(p, self._size(p, piece, count), list(acc)), initial)
+        self._share(values)
+
+    def _size(self, start: Dim, piece: int, count: Dim) -> Dim:
+        return value_symbol(index_value("min", count - start, piece, name="size"))
+
+    def _piece(self, start: Dim, size: Dim, values: Sequence[Value], last: bool = False) -> list[Value]:
+        """One piece: terms by all threads, then the chain."""
+        self._store_terms(start, size)
+        barrier()
+        found = self._chain_of(start, size, values)
+        if not last:
+            barrier()
+        return found
+
+    def _store_terms(self, start: Dim, size: Dim) -> None:
+        assert self.variable.owner is self.block
+        needed = self._needed()
+
+        def element(at: Dim) -> None:
+            place = self.copier.set(self.variable, start + at)
+            self.copier.copy(needed, self.rows.near)
+            for value, buffer in self.buffers.items():
+                store(self.copier.now(value), buffer, at)
+            drop_unused(place)
+
+        loop("e", self.rows.at, size, self.rows.threads, element)
+
+    def _needed(self) -> list[Operation]:
+        """The operations that terms are made of."""
+        wanted, found = set(self.waiting), set()
+        for op in reversed(self.terms):
+            if any(r in wanted for r in op.results):
+                found.add(op)
+                wanted.update(op.operands)
+        return [op for op in self.terms if op in found]
+
+    def _chain_of(self, start: Dim, size: Dim, values: Sequence[Value]) -> list[Value]:
+        """The chain over a piece, by the first warp; its lanes are lanes of the sum, twice."""
+
+        def chain() -> list[Value]:
+            if self.lanes == 1:
+                return loop("k", 0, size, 1, lambda k, *acc: self._round(start, k, acc), values)
+            lane = named("lane", mod(self.rows.at, LANES))
+            full, rest = floordiv(size, LANES), mod(size, LANES)
+            found: list[Value] = list(values)
+            if full != 0:
+                found = loop("k", 0, full, 1, lambda k, *acc: self._round(start, LANES * k + lane, acc), found)
+            if rest == 0:
+                return found
+            end = value_symbol(index_value("min", LANES * full + lane, size - 1, name="last"))
+            if isinstance(rest, int):
+                end_values = self._round(start, end, found)
+                used = less(lane, rest, "used")
+                return [chosen(used, new, old) for new, old in zip(end_values, found, strict=True)]
+            return loop("rest", LANES * full, size, LANES, lambda k, *acc: self._last(start, k + lane, size, acc), found)
+
+        return results_when(less(self.rows.at, WARP, "adds"), chain, list(values))
+
+    def _last(self, start: Dim, at: Dim, size: Dim, values: Sequence[Value]) -> list[Value]:
+        """The round of which only some lanes are used."""
+        place = value_symbol(index_value("min", at, size - 1, name="last"))
+        used = less(at, size, "used")
+        return [chosen(used, new, old) for new, old in zip(self._round(start, place, values), values, strict=True)]
+
+    def _round(self, start: Dim, at: Dim, values: Sequence[Value]) -> list[Value]:
+        self.copier.mapping.update(zip(self.carried, values, strict=True))
+        for value, buffer in self.buffers.items():
+            self.copier.become(value, load(buffer, at, name=value.name))
+        place = self.copier.set(self.variable, start + at)
+        self.copier.copy(self.chain, self.rows.near)
+        drop_unused(place)
+        assert self.block.terminator is not None
+        return [self.copier.now(v) for v in self.block.terminator.operands]
+
+    def _share(self, values: Sequence[Value]) -> None:
+        """Hands the result of the first warp to all threads."""
+        step = self.step
+        if not step.in_order:
+            values = [step.across(n, v, LANES) for n, v in enumerate(values)]
+        places = [self.rows.share(f"{r.name}.sum", v, step.dtype(n)) for n, (r, v) in enumerate(zip(step.op.results, values, strict=True))]
+        self.rows._barrier()
+        for n, place in enumerate(places):
+            value = load(place, 0)
+            result = value if step.in_order else step.combine(n, self.copier.now(step.initial[n]), value)
+            self.copier.become(step.op.results[n], result)

@@ -1,0 +1,139 @@
+"""map-rows: short rows by 16 threads, long ones by a block, with the sums of machine code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpu_checks import assert_mapped, loops, mapped
+from pass_checks import apply, load
+
+from graph_opt import compile as compile_graph
+from ir.core import Module, Operation
+from ir.interpreter import Interpreter
+from ir.printer import print_module
+from passes.gpu.map_rows import MapRows
+from passes.infra.base import PassContext
+from passes.infra.verify_exec import describe_difference, same_bits
+
+SOFTMAX = "graph @main(%x: f32[B, N]) -> f32[B, N] {\n  %y = softmax(%x)\n  return %y\n}"
+NORM = "graph @main(%x: f32[B, N], %w: f32[N]) -> f32[B, N] {\n  %y = rmsnorm(%x, weight=%w)\n  return %y\n}"
+PLACES = "graph @main(%x: f32[B, N]) -> i64[B] {\n  %y = argmax(%x, axis=1)\n  return %y\n}"
+LOG = "graph @main(%x: f32[B, N]) -> f32[B, N] {\n  %y = log_softmax(%x)\n  return %y\n}"
+PROGRAMS = {"softmax": SOFTMAX, "norm": NORM, "argmax": PLACES, "log": LOG}
+
+
+def launches(module: Module) -> list[Operation]:
+    return [op for op in module.walk() if op.name == "gpu.launch"]
+
+
+def rows_of(module: Module) -> list[int]:
+    """Threads of the kernels for rows."""
+    return [int(str(op.attributes["threads"])) for op in launches(module) if op.attributes.get("tag") == "rows"]
+
+
+def count(module: Module, name: str) -> int:
+    return sum(op.name == name for op in module.walk())
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 100])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_short_rows(program: str, size: int) -> None:
+    module = mapped(PROGRAMS[program].replace("N", str(size)), "map-rows,map-elements,map-serial", sizes=((5,),))
+    assert_mapped(module)
+    assert not count(module, "gpu.barrier")
+    if size > 1:
+        assert rows_of(module) == [128]
+
+
+@pytest.mark.parametrize("size", [1, 17, 515])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_long_rows(program: str, size: int) -> None:
+    module = mapped(PROGRAMS[program].replace("N", str(size)), "map-rows{short=0},map-elements,map-serial", sizes=((3,), (0,)))
+    assert_mapped(module)
+    if size > 1:
+        assert rows_of(module) == [128] and count(module, "gpu.barrier")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_rows_of_unknown_length(program: str) -> None:
+    module = mapped(PROGRAMS[program], "map-rows,map-elements,map-serial", sizes=((3, 5), (2, 200), (0, 4)))
+    assert_mapped(module)
+    assert rows_of(module) == [128]
+
+
+def test_a_sum_of_more_than_a_piece_is_added_piece_by_piece() -> None:
+    text = "graph @main(%x: f32[B, 5000]) -> f32[B] {\n  %y = sum(%x, axes=[1])\n  return %y\n}"
+    module = mapped(text, "map-rows", sizes=((2,),))
+    assert rows_of(module) == [256]
+    assert "scf.for(%piece = 0 to 5000 step 4096" in print_module(module)
+
+
+REDUCED = [("f64", "sum"), ("f16", "mean"), ("bf16", "sum"), ("i64", "sum"), ("i8", "max"), ("f32", "prod"), ("f16", "min")]
+
+
+@pytest.mark.parametrize(("dtype", "op"), REDUCED)
+@pytest.mark.parametrize("short", [0, 1024])
+def test_reductions_of_all_types(dtype: str, op: str, short: int) -> None:
+    text = f"graph @main(%x: {dtype}[B, 37]) -> {dtype}[B] {{\n  %y = {op}(%x, axes=[1])\n  return %y\n}}"
+    assert rows_of(mapped(text, f"map-rows{{short={short}}},map-serial", sizes=((3,), (0,)))) == [128]
+
+
+@pytest.mark.parametrize("op", ["any", "all"])
+@pytest.mark.parametrize("short", [0, 1024])
+def test_reductions_of_bool(op: str, short: int) -> None:
+    text = f"graph @main(%x: bool[B, 37]) -> bool[B] {{\n  %y = {op}(%x, axes=[1])\n  return %y\n}}"
+    assert rows_of(mapped(text, f"map-rows{{short={short}}},map-serial", sizes=((3,), (0,)))) == [128]
+
+
+def test_memory_of_one_row_is_on_the_chip() -> None:
+    short = mapped(SOFTMAX.replace("N", "64"), "map-rows", sizes=((3,),))
+    assert count(short, "memref.alloc") == 1
+    assert "memref<f32[4], local>" in print_module(short)
+    long = mapped(SOFTMAX.replace("N", "64"), "map-rows{short=0}", sizes=((3,),))
+    assert count(long, "memref.alloc") == 1
+    assert "memref<f32[64], shared>" in print_module(long)
+    assert ".terms" not in print_module(long)  # the exponentials are added where they lie
+
+
+def test_columns_that_are_aligned_are_taken_in_runs() -> None:
+    module = mapped(NORM.replace("N", "2048"), "map-rows", sizes=((2,),))
+    assert "vector.load(%w.buffer[" in print_module(module)
+
+
+def test_few_rows_take_whole_warps() -> None:
+    text = "graph @main(%x: f32[3, 64]) -> f32[3, 64] {\n  %y = softmax(%x)\n  return %y\n}"
+    assert rows_of(mapped(text, "map-rows", sizes=((1,),))) == [64]
+
+
+def test_sums_across_columns_stay_for_a_thread_per_column() -> None:
+    module = mapped("graph @main(%x: f32[B, 64]) -> f32[64] {\n  %y = sum(%x, axes=[0])\n  return %y\n}", "map-rows,map-serial", sizes=((3,), (0,)))
+    assert not rows_of(module)
+
+
+def test_what_may_fail_stays() -> None:
+    text = "graph @main(%x: f32[B, 8], %i: i64[C]) -> f32[C, 8] {\n  %y = gather(%x, %i, axis=0)\n  return %y\n}"
+    module = loops(text)
+    assert not MapRows().run(module, PassContext())
+
+
+@pytest.mark.parametrize("short", [0, 1024])
+@pytest.mark.parametrize("program", ["softmax", "norm", "log"])
+def test_the_bits_are_those_of_machine_code(program: str, short: int) -> None:
+    text = PROGRAMS[program].replace("N", "77")
+    given = [np.random.default_rng(5).normal(size=(5, 77)).astype(np.float32)]
+    if program == "norm":
+        given.append(np.linspace(-2, 2, 77, dtype=np.float32))
+
+
+    module = loops(text)
+    apply(module, f"map-rows{{short={short}}},map-elements,map-serial,expand-math")
+    found = Interpreter(module, quiet=True).run(module.graphs["main"], [np.array(a) for a in given])
+    want = compile_graph(load(text), device="cpu")(*given)
+    assert same_bits(np.asarray(want), found[0]), describe_difference(np.asarray(want), found[0])
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match="threads"):
+        MapRows(threads=48)
+    with pytest.raises(ValueError, match="short"):
+        MapRows(short=-1)
