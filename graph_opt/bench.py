@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from graph_opt.executable import Executable
 
 _MARK = "<nest>"
-_COUNTED_BEFORE = ("lower-attention", "lower-digits", "lower-to-loops")
+COUNTED_BEFORE = ("lower-attention", "map-attention", "lower-digits", "map-digits", "lower-to-loops")
+"""Passes that replace nests whose work can be counted."""
 _STREAM = 128 << 20  # bytes of memory that a sample reads at most, for a program that reads more than caches hold
 _STORED = ("graph.weight", "graph.constant", "graph.initial")
 
@@ -138,17 +139,17 @@ def prepare(
 
     Raises :class:`GraphError` for everything that compiling complains about.
     """
-    written = _source_operations(module)
-    split = next((i for i, p in enumerate(passes) if pass_name(p) in _COUNTED_BEFORE), 0)
+    written = source_operations(module)
+    split = next((i for i, p in enumerate(passes) if pass_name(p) in COUNTED_BEFORE), 0)
     PassManager(passes[:split], watch or Instrumentation(), sources).run(module)
-    nests = _nests(module.graphs[entry.name])
+    nests = nests_of(module.graphs[entry.name])
     works = [work_of(op, names) for op in nests]
     used = memories_used(module.graphs[entry.name])
     for number, op in enumerate(nests):
-        _mark(op, number)
-    places = [_places(op) for op in nests]
+        mark(op, number)
+    places = [places_of(op) for op in nests]
     everything = least_bytes(works, [m for m, users in used.items() if users - set(nests)], names)
-    found = _Counted(nests, works, used, written, places, names)
+    found = Counted(nests, works, used, written, places, names)
     PassManager(passes[split:], watch or Instrumentation(), sources).run(module)
     graph = module.graphs[entry.name]
     plain = compile_native(module, graph, sources, threads)
@@ -160,7 +161,7 @@ def prepare(
 Place = tuple[str, int, int]
 
 
-def _source_operations(module: Module) -> dict[Place, SourceOp]:
+def source_operations(module: Module) -> dict[Place, SourceOp]:
     """What stands where in the program as it was written."""
     found: dict[Place, SourceOp] = {}
     for op in module.walk():
@@ -171,11 +172,11 @@ def _source_operations(module: Module) -> dict[Place, SourceOp]:
     return found
 
 
-def _nests(graph: Graph) -> list[Operation]:
+def nests_of(graph: Graph) -> list[Operation]:
     return [op for op in graph.block if has_work(op)]
 
 
-def _mark(nest: Operation, number: int) -> None:
+def mark(nest: Operation, number: int) -> None:
     mark = NamedLocation(_MARK, number, 1)
     for op in (nest, *nest.walk()):
         op.loc = FusedLocation([mark] if op.loc is None else [op.loc, mark])
@@ -187,7 +188,7 @@ def _marks(loop: Operation) -> set[int]:
     return {line for op in telling for file, line, _ in _all_places(op.loc) if file == _MARK}
 
 
-def _places(nest: Operation) -> set[Place]:
+def places_of(nest: Operation) -> set[Place]:
     return {place for op in (nest, *nest.walk()) for place in _all_places(op.loc)}
 
 
@@ -196,7 +197,7 @@ def _all_places(location: AnyLocation | None) -> tuple[Place, ...]:
 
 
 @dataclass
-class _Counted:
+class Counted:
     """The nests of a program, with what each does and the places that it has come from, among those of written operations."""
 
     nests: list[Operation]
@@ -223,7 +224,7 @@ class _Counted:
         works = [self.works[n] for n in numbers]
         kept = [memory for memory, users in self.used.items() if users - inside]
         stored = [m.name for w in works for m in w.written if m in kept]
-        origins = [self.places[n] for n in numbers] or [_places(loop) for loop in loops]  # of no nest: what a pass has put in
+        origins = [self.places[n] for n in numbers] or [places_of(loop) for loop in loops]  # of no nest: what a pass has put in
         ops = list(dict.fromkeys(self.written[p] for there in origins for p in sorted(there & self.written.keys())))
         known = bool(works) and all(w.known for w in works)
         names = [name.removesuffix(".buffer") for name in dict.fromkeys(stored)]

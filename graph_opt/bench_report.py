@@ -87,7 +87,7 @@ def to_text(report: Report) -> str:
         (statistics.median(report.calling), "lost to the call"),
         (whole, "all of it"),
     ]
-    lines += _table([heads, *rows, *([duration(seconds), "", f"{seconds / whole:.1%}", *[""] * 6, what] for seconds, what in rest)])
+    lines += table([heads, *rows, *([duration(seconds), "", f"{seconds / whole:.1%}", *[""] * 6, what] for seconds, what in rest)])
     return "\n".join(lines) + "\n"
 
 
@@ -122,17 +122,17 @@ def _cells(report: Report, row: _Row, whole: float) -> list[str]:
     part, count = row.parts[0], len(row.parts)
     seconds = max(row.total / count, 1e-12)
     share = f"{row.total / whole:.1%}"
-    what = _what(part)
+    what = described(part)
     if not part.known:
-        return [duration(seconds), str(count), share, *[""] * 5, _lines(part.ops), what]
+        return [duration(seconds), str(count), share, *[""] * 5, lines_of(part.ops), what]
     rates = _rates(report, seconds, part)
     return [
         duration(seconds), str(count), share, f"{part.flops / seconds / 1e9:.1f}", f"{part.nbytes / seconds / 1e9:.1f}",
-        duration(rates["limit_seconds"]), f"{rates['of_limit']:.0%}", rates["bound"], _lines(part.ops), what,
+        duration(rates["limit_seconds"]), f"{rates['of_limit']:.0%}", rates["bound"], lines_of(part.ops), what,
     ]  # fmt: skip
 
 
-def _what(part: Part) -> str:
+def described(part: Part) -> str:
     """The operations, as they were written, and what they leave in memory."""
     names = list(dict.fromkeys(o.name for o in part.ops))
     text = ", ".join(names[:_LONG]) + (f" and {len(names) - _LONG} more" if len(names) > _LONG else "")
@@ -140,7 +140,7 @@ def _what(part: Part) -> str:
     return " -> ".join(t for t in (text, stored) if t)
 
 
-def _lines(ops: Iterable[SourceOp]) -> str:
+def lines_of(ops: Iterable[SourceOp]) -> str:
     """Where they stand: lines, with the file where there are several files."""
     by_file: dict[str, set[int]] = {}
     for op in ops:
@@ -152,7 +152,7 @@ def _lines(ops: Iterable[SourceOp]) -> str:
     return ", ".join(texts)
 
 
-def _table(rows: list[list[str]]) -> list[str]:
+def table(rows: list[list[str]]) -> list[str]:
     """Columns of one width: numbers to the right, words to the left."""
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
     words = len(widths) - 3

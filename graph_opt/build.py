@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from codegen.cuda.drivers import is_cuda
 from graph_opt.binding import Sources
@@ -21,6 +22,10 @@ from passes.infra.base import Pass
 from passes.infra.manager import Instrumentation, PassManager
 from passes.memory.plan_memory import PlanMemory
 from passes.memory.poison import Poison
+
+if TYPE_CHECKING:
+    from codegen.cuda.device import Device
+    from graph_opt.cuda import CudaExecutable
 
 
 def default_pipeline(module: Module, device: str) -> str:
@@ -120,26 +125,29 @@ def _make_native(
 
 def _make_cuda(module: Module, entry: Graph, sources: Sources, device: str, passes: Sequence[Pass], watch: Instrumentation) -> Executable:
     """Kernels for a device, which is opened first: without one nothing else is worth doing."""
-    from graph_opt.cuda import DeferredCudaExecutable, compile_cuda, open_device
-    from graph_opt.load_time import LoadTime
+    from graph_opt.cuda import DeferredCudaExecutable, open_device
 
     opened = open_device(device)
-
-    def make(module: Module) -> Executable:
-        load_time = LoadTime(sources)
-        last = max((n for n, p in enumerate(passes) if isinstance(p, HoistToInit)), default=None)
-        begin = {id(passes[last]): load_time.begin} if last is not None else {}
-        try:
-            with fewer_collections():
-                PassManager(poisoning(passes), watch, sources, fold_twins=True, behind=begin).run(module)
-                watch.progress("kernels")
-                return compile_cuda(module, module.graphs[entry.name], sources, opened, load_time)
-        finally:
-            load_time.wait()
-
     if all(is_known(p.type) for p in entry.parameters):
-        return make(module)
-    return DeferredCudaExecutable(module, entry, make, opened)
+        return make_on_device(module, entry.name, sources, passes, watch, opened)
+    return DeferredCudaExecutable(module, entry, lambda m: make_on_device(m, entry.name, sources, passes, watch, opened), opened)
+
+
+def make_on_device(module: Module, name: str, sources: Sources, passes: Sequence[Pass], watch: Instrumentation, device: Device) -> CudaExecutable:
+    """Runs the passes, makes kernels for an open device, and runs what the program has for load time meanwhile."""
+    from graph_opt.cuda import compile_cuda
+    from graph_opt.load_time import LoadTime
+
+    load_time = LoadTime(sources)
+    last = max((n for n, p in enumerate(passes) if isinstance(p, HoistToInit)), default=None)
+    begin = {id(passes[last]): load_time.begin} if last is not None else {}
+    try:
+        with fewer_collections():
+            PassManager(poisoning(passes), watch, sources, fold_twins=True, behind=begin).run(module)
+            watch.progress("kernels")
+            return compile_cuda(module, module.graphs[name], sources, device, load_time)
+    finally:
+        load_time.wait()
 
 
 def poisoning(passes: Sequence[Pass]) -> Sequence[Pass]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graph_opt.api import DEFAULT_DEVICE, find_graph, keep_reachable, parse, read_program
-from graph_opt.binding import at_location, bind_files
+from graph_opt.binding import Sources, at_location, bind_files
 from graph_opt.build import default_pipeline, load_or_make, make_executable
 from graph_opt.guard import UsageError, check_device_flag, pairs, shown_name, standard_input, stdin_text
 from graph_opt.kept import Kept, place_in_cache
@@ -241,9 +241,12 @@ def _umask() -> int:
 
 def bench_program(args: argparse.Namespace) -> int:
     """Measures a program, loop nest by loop nest, on given and generated arrays."""
-    from codegen.runtime.processors import available_processors
-    from graph_opt import bench, bench_report
-
+    device = DEFAULT_DEVICE if args.device is None else args.device
+    check_device_flag(device)
+    if device == "reference":
+        raise UsageError("--device reference is the interpreter, whose speed says nothing")
+    if device != "cpu" and args.threads != 1:
+        raise UsageError("--threads is for --device cpu")
     module = _read(args)
     entry = find_graph(module, args.graph)
     keep_reachable(module, entry)
@@ -261,7 +264,21 @@ def bench_program(args: argparse.Namespace) -> int:
         sources[name] = GeneratedWeights(module, name, args.seed)
         print(f"generated weights @{name}: small random numbers", file=sys.stderr)
     written = clone_module(module)
-    passes = load_pipeline(args.pipeline if args.pipeline is not None else default_pipeline(module, "cpu"))
+    passes = load_pipeline(args.pipeline if args.pipeline is not None else default_pipeline(module, device))
+    if device == "cpu":
+        _bench_cpu(args, module, entry, sources, passes, sizes, given, written)
+    else:
+        _bench_cuda(args, module, entry, sources, passes, sizes, given, written, device)
+    return 0
+
+
+def _bench_cpu(
+    args: argparse.Namespace, module: Module, entry: Graph, sources: Sources, passes: Sequence[Pass], sizes: dict[str, int],
+    given: dict[str, NDArray[Any]], written: Module,
+) -> None:  # fmt: skip
+    from codegen.runtime.processors import available_processors
+    from graph_opt import bench, bench_report
+
     progress = Progress()
     threads = min(args.threads or available_processors(), available_processors())
     subject = bench.prepare(module, entry, sources, passes, threads, sizes, Instrumentation(progress=progress.show))
@@ -273,7 +290,26 @@ def bench_program(args: argparse.Namespace) -> int:
         print(json.dumps(bench_report.to_json(report), indent=2))
     else:
         sys.stdout.write(bench_report.to_text(report))
-    return 0
+
+
+def _bench_cuda(
+    args: argparse.Namespace, module: Module, entry: Graph, sources: Sources, passes: Sequence[Pass], sizes: dict[str, int],
+    given: dict[str, NDArray[Any]], written: Module, device: str,
+) -> None:  # fmt: skip
+    from graph_opt import cuda_bench
+    from graph_opt.cuda import open_device
+
+    opened = open_device(device)
+    progress = Progress()
+    subject = cuda_bench.prepare(module, entry, sources, passes, opened, sizes, Instrumentation(progress=progress.show))
+    arrays, _ = _run_with_inputs(subject.executable, given, args.seed, written=written, sizes=sizes)
+    progress.clear()
+    inputs = {p.name: _array_text(a) for p, a in zip(subject.executable.graph.parameters, arrays, strict=True)}
+    report = cuda_bench.measure(subject, arrays, inputs, args.rounds)
+    if args.json:
+        print(json.dumps(cuda_bench.to_json(report), indent=2))
+    else:
+        sys.stdout.write(cuda_bench.to_text(report))
 
 
 def _bench_sizes(entry: Graph, args: argparse.Namespace) -> dict[str, int]:

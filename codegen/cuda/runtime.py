@@ -70,6 +70,7 @@ class Engine:
         self._pinned = (0, 0)
         self._busy = 0
         self._captures = True
+        self._timed: list[tuple[Launch, int, int]] | None = None
         self._gone: list[tuple[str, int]] = []
         weakref.finalize(self, _dismiss, device, self._gone).atexit = False
         with device:
@@ -150,6 +151,26 @@ class Engine:
                 return [] if out is None else list(out)
             finally:
                 device.driver.leave(token)
+
+    def profile(self, args: Sequence[Any], out: Sequence[Any] | None = None) -> list[tuple[Launch, float]]:
+        """Runs once, launch by launch: every launch with the seconds between events around it (which add about two microseconds)."""
+        device, driver = self.device, self.device.driver
+        with self._lock, device:
+            call = self._call_for(args, out, device.stream)
+            graphs, captures = call.graphs.copy(), self._captures
+            self._timed, self._captures = [], False
+            call.graphs.clear()
+            try:
+                self._run(call, args, out, device.stream)
+                driver.synchronize_stream(device.stream)
+                return [(work, driver.elapsed(first, second)) for work, first, second in self._timed]
+            finally:
+                call.graphs.update(graphs)
+                self._captures = captures
+                for _, first, second in self._timed:
+                    driver.destroy_event(first)
+                    driver.destroy_event(second)
+                self._timed = None
 
     def _call_for(self, args: Sequence[Any], out: Sequence[Any] | None, stream: int) -> Call:
         """The call for these arguments: the one that is kept for their pattern, or a new one."""
@@ -375,7 +396,12 @@ class Engine:
             function, threads, shared = self._functions[work.kernel]
             values = [bases[a.base] + a.offset if isinstance(a, Place) else self._state.address if a is None else a for a in work.arguments]
             try:
+                timed = self._timing(work)
+                if timed:
+                    driver.record(timed[0], stream)
                 driver.launch(function, work.grid, threads, shared, stream, Packed(values))
+                if timed:
+                    driver.record(timed[1], stream)
             except DriverError as error:
                 error.diagnostics[0].message = f"kernel {work.kernel}: {error.diagnostics[0].message}"
                 error.diagnostics[0].location = work.location
@@ -391,6 +417,14 @@ class Engine:
             self._print(work, bases, plan, stream)
         else:
             self._fail(work, plan, stream)
+
+    def _timing(self, work: Launch) -> tuple[int, int] | None:
+        """Events for the beginning and the end of a launch, where somebody wants its time."""
+        if self._timed is None:
+            return None
+        events = self.device.driver.new_event(timing=True), self.device.driver.new_event(timing=True)
+        self._timed.append((work, *events))
+        return events
 
     def _poison(self, call: Call, fresh: dict[int, DeviceArray], stream: int) -> None:
         fill = self.device.driver.fill
