@@ -61,7 +61,9 @@ def _rounds(w: Writer, op: Operation, bounds: RangeArg, variable: Value) -> Iter
     w.values[variable] = Expr(name, PRIMARY, 0, bound, wide)
     more = f"++{name}" if stride.text == "1" else f"{name} += {stride.text}"
     rounds = _static_rounds(start, stop, step)
-    if rounds is not None and rounds <= UNROLLED and _in_registers(op):
+    if _waits(op):
+        w.line("#pragma unroll 1")
+    elif rounds is not None and rounds <= UNROLLED and _in_registers(op):
         w.pragma()
     with w.block(f"for ({'go_index' if wide else 'int'} {name} = {first.text}; {name} < {end.at(4)}; {more})"):
         yield
@@ -75,6 +77,11 @@ def _simple(w: Writer, x: Expr, hint: str) -> Expr:
 def _static_rounds(start: Poly, stop: Poly, step: Poly) -> int | None:
     distance, size = as_number(add(stop, start, -1)), as_number(step)
     return None if distance is None or not size else max(0, -(-distance // size))
+
+
+def _waits(op: Operation) -> bool:
+    """Whether threads wait for each other in a loop, which gains nothing from being unrolled: it would only be long."""
+    return any(inner.definition.full_name == "gpu.barrier" and inner.attribute("scope") == "block" for inner in op.walk())
 
 
 def _in_registers(op: Operation) -> bool:
