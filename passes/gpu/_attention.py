@@ -322,10 +322,12 @@ class Blocks:
                 store(load(self.q, self.row_lane + t.row_lanes * i, (d, run), name="q"), self.q_rows, i, (0, run))
             for j in range(keys):
                 store(load(self.near, place, self.key_lane + t.key_lanes * j, (d, run), name="k"), self.k_rows, j, (0, run))
-            for n in range(run):
+
+            def one(n: Dim, total: Value) -> Value:
                 q, k = load(self.q_rows, (0, t.thread_rows), n, keep=True, name="q"), load(self.k_rows, (0, keys), n, name="k")
-                total = fma(q, k, total, name="score")
-            return total
+                return fma(q, k, total, name="score")  # type: ignore[no-any-return]
+
+            return loop("n", 0, run, 1, one, [total], result="score")[0]
 
         found = filled(self.zero, t.thread_rows, keys)
         whole = width - width % 4
@@ -416,13 +418,13 @@ class Blocks:
             for i in range(t.value_rows):
                 found = load(self.scores, self.value_lane + t.value_lanes * i, floordiv(key, LANES), (mod(key, LANES), 4), name="weights")
                 store(found, self.weights, i, (0, 4))
-            made = list(sums)
-            for n in range(4):
+
+            def one(n: Dim, *sums: Value) -> Sequence[Value]:
                 weight = load(self.weights, (0, t.value_rows), n, keep=True, name="weight")
-                for c, column in enumerate(columns):
-                    value = load(self.near, place, j + n, (column, t.columns), name="value")
-                    made[c] = fma(weight, value, made[c], name="sum")
-            return made
+                values = [load(self.near, place, j + n, (column, t.columns), name="value") for column in columns]
+                return [fma(weight, value, total, name="sum") for value, total in zip(values, sums, strict=True)]
+
+            return loop("n", 0, 4, 1, one, list(sums), result="weighted")
 
         return loop("j", 0, left, 4, four, list(sums), result="weighted")
 
