@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import cast
 
 from codegen.cuda.expressions import NARROW, PRIMARY, Expr, plus
@@ -19,6 +20,8 @@ from ir.types import MemRefType, ScalarType, VectorType, index
 
 UNROLLED = 64
 """Rounds of loops over registers that are unrolled, at most."""
+LONGEST = 4096
+"""Values that an unrolled loop computes, at most, unless memory that is to be registers is indexed by its rounds."""
 
 
 # -- loops -------------------------------------------------------------------------------------------------------------
@@ -63,7 +66,7 @@ def _rounds(w: Writer, op: Operation, bounds: RangeArg, variable: Value) -> Iter
     rounds = _static_rounds(start, stop, step)
     if _waits(op):
         w.line("#pragma unroll 1")
-    elif rounds is not None and rounds <= UNROLLED and _in_registers(op):
+    elif rounds is not None and rounds <= UNROLLED and _in_registers(op) and (rounds * _weight(op) <= LONGEST or _chooses_registers(op)):
         w.pragma()
     with w.block(f"for ({'go_index' if wide else 'int'} {name} = {first.text}; {name} < {end.at(4)}; {more})"):
         yield
@@ -94,6 +97,24 @@ def _in_registers(op: Operation) -> bool:
         if any(isinstance(v.type, MemRefType) and v.type.space == "local" for v in inner.operands):
             return True
         if any(isinstance(r.type, VectorType) for r in inner.results):
+            return True
+    return False
+
+
+def _weight(op: Operation) -> int:
+    """The numbers that a round of a loop computes; inner loops count once."""
+    types = [r.type for inner in op.walk() for r in inner.results if inner is not op]
+    return sum(prod(t.shape) if isinstance(t, VectorType) else 1 for t in types)
+
+
+def _chooses_registers(op: Operation) -> bool:
+    """Whether a place in local memory depends on the round of a loop."""
+    known: set[Value] = {op.regions[0].block.arguments[0]}
+    for inner in op.walk():
+        if inner is op or not known.intersection(inner.operands):
+            continue
+        known.update(r for r in inner.results if r.type == ScalarType(index))
+        if any(isinstance(v.type, MemRefType) and v.type.space == "local" for v in inner.operands):
             return True
     return False
 
