@@ -107,7 +107,8 @@ def _pad(op: Operation, dtype: DType) -> str:
     if dtype.is_float:
         rounded = round_to(np.array(float(pad)), dtype)[()]  # type: ignore[arg-type]
         return element_constant(rounded, dtype).text
-    return element_constant(np.array(pad, dtype.numpy)[()], dtype).text
+    text = element_constant(np.array(pad, dtype.numpy)[()], dtype).text
+    return f"(go_index)({text})" if dtype.kind == "index" else text
 
 
 def valid_count(w: Writer, value: Value, count: int) -> str:
