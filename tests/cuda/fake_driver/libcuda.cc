@@ -66,6 +66,7 @@ struct Event {
   bool timing = true, recorded = false, done = false;
   double at = 0;
   struct Stream *stream = nullptr;
+  long asked = 0, happened = 0; /* records of it: a wait is for the last one that was asked for before it, whatever comes later */
 };
 
 struct Work {
@@ -81,6 +82,8 @@ struct Work {
   std::vector<std::vector<unsigned char>> arguments;
   std::vector<unsigned char> staged; /* what a copy from pageable memory has read at once */
   Event *event = nullptr;
+  long record = 0; /* which one of the event */
+  struct Stream *recorded_in = nullptr;
 };
 
 struct Stream {
@@ -131,7 +134,7 @@ static double seconds()
 
 /* -- work ------------------------------------------------------------------------------------------------------------- */
 
-static void run_until(Stream *stream, Event *event);
+static void run_until(Stream *stream, Event *event, long record = 0);
 
 static void perform(Work &work)
 {
@@ -153,21 +156,24 @@ static void perform(Work &work)
     break;
   }
   case Work::RECORD:
-    work.event->done = true;
+    work.event->happened = work.record;
+    work.event->done = work.record == work.event->asked;
     work.event->at = seconds();
     break;
   case Work::WAIT:
-    if (work.event->recorded && !work.event->done && work.event->stream) run_until(work.event->stream, work.event);
+    if (work.event->happened < work.record && streams.count(work.recorded_in) + (work.recorded_in == &default_stream)) {
+      run_until(work.recorded_in, work.event, work.record);
+    }
     break;
   }
 }
 
-/* Does the work of a stream, up to an event (all of it: null). */
-static void run_until(Stream *stream, Event *event)
+/* Does the work of a stream, up to a record of an event (all of it: null). */
+static void run_until(Stream *stream, Event *event, long record)
 {
   if (stream->running) return;
   stream->running = true;
-  while (!stream->queue.empty() && !(event && event->done)) {
+  while (!stream->queue.empty() && !(event && event->happened >= record)) {
     Work work = std::move(stream->queue.front());
     stream->queue.erase(stream->queue.begin());
     perform(work);
@@ -603,6 +609,7 @@ API cuEventRecord(Event *event, void *stream)
   event->recorded = true;
   event->done = false;
   event->stream = stream_of(stream);
+  work.record = ++event->asked;
   return enqueue(stream, std::move(work));
 }
 API cuStreamWaitEvent(void *stream, Event *event, unsigned)
@@ -612,13 +619,15 @@ API cuStreamWaitEvent(void *stream, Event *event, unsigned)
   Work work;
   work.kind = Work::WAIT;
   work.event = event;
+  work.record = event->asked;
+  work.recorded_in = event->stream;
   return enqueue(stream, std::move(work));
 }
 API cuEventSynchronize(Event *event)
 {
   ENTER;
   if (!events.count(event)) return INVALID_HANDLE;
-  if (event->recorded && !event->done && event->stream) run_until(event->stream, event);
+  if (event->recorded && !event->done && event->stream) run_until(event->stream, event, event->asked);
   return sticky;
 }
 API cuEventQuery(Event *event)
@@ -626,7 +635,7 @@ API cuEventQuery(Event *event)
   ENTER;
   if (!events.count(event)) return INVALID_HANDLE;
   const bool busy = event->recorded && !event->done;
-  if (busy && event->stream) run_until(event->stream, event);
+  if (busy && event->stream) run_until(event->stream, event, event->asked);
   return sticky ? sticky : busy ? NOT_READY : OK;
 }
 API cuEventElapsedTime(float *milliseconds, Event *first, Event *second)
