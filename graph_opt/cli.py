@@ -110,7 +110,7 @@ def opt_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target",
         metavar="SM",
-        help="the GPU for --emit cuda, ptx, cubin, sass: sm_75, sm_80, sm_90, sm_90a (default: the newest one here, else sm_80)",
+        help="the GPU for --emit gpu, cuda, ptx, cubin, sass: sm_75, sm_80, sm_90, sm_90a (default: the newest one here, else sm_80)",
     )
     watch = parser.add_argument_group("watching the passes (on standard error)")
     for when in ("before", "after"):

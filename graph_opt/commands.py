@@ -40,6 +40,7 @@ from passes.pipelines import load_pipeline
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from codegen.cuda.targets import Target as GpuTarget
     from graph_opt.executable import Executable
 
 
@@ -67,6 +68,7 @@ def optimize(args: argparse.Namespace) -> int:
         if name not in pass_files():
             raise UsageError(f"there is no pass '{name}'; {did_you_mean(name, pass_files()) or 'graph-opt list passes shows all'}")
     _check_emit(args)
+    target = _gpu_target(args)
     module = _read(args)
     sources = bind_files(module, pairs(args.files, "--file"), _folder(args), required=False)
     entry = find_graph(module, args.graph) if args.graph is not None or args.emit in TARGETS else None
@@ -75,7 +77,8 @@ def optimize(args: argparse.Namespace) -> int:
     if args.emit in LEVELS:
         _check_level(module, args)
     if args.emit is not None and args.pipeline is None:
-        passes = load_pipeline("O0" if is_lowered(module, args.emit) else preset_of(args.emit))
+        capability = None if target is None else target.capability
+        passes = load_pipeline("O0" if is_lowered(module, args.emit) else preset_of(args.emit, capability))
     _apply_shapes(module, args)
     if args.emit not in (None, "graph") and args.pipeline is None:
         _check_types(module, args.emit)
@@ -100,7 +103,7 @@ def optimize(args: argparse.Namespace) -> int:
     finally:
         _report_passes(manager, args)
     if entry is not None and args.emit in TARGETS:
-        write_output(_emit_target(module, module.graphs[entry.name], args), args)
+        write_output(_emit_target(module, module.graphs[entry.name], args.emit, target), args)
         return 0
     if args.emit in LEVELS:
         _check_level(module, args)
@@ -108,14 +111,34 @@ def optimize(args: argparse.Namespace) -> int:
     return 0
 
 
-def _emit_target(module: Module, graph: Graph, args: argparse.Namespace) -> str | bytes:
-    if args.emit in CUDA:
+def _gpu_target(args: argparse.Namespace) -> GpuTarget | None:
+    """The GPU that kernels are for: the one that was named; where machine code of one is wanted, else one that is chosen, which is said."""
+    if args.target is None and args.emit not in CUDA:
+        return None
+    from codegen.cuda.targets import TARGETS as KNOWN
+
+    if args.target is None:
+        from codegen.cuda.toolchain import choose_target
+
+        chosen, why = choose_target()
+        print(f"target {chosen.name}: {why}; --target names another one", file=sys.stderr)
+        return chosen
+    if args.emit not in ("gpu", *CUDA):
+        raise UsageError(f"--target is for --emit gpu, {', '.join(CUDA)}")
+    if args.target not in KNOWN:
+        hint = did_you_mean(args.target, KNOWN) or f"targets: {', '.join(KNOWN)}"
+        raise UsageError(f"--target: there is no target '{args.target[:80]}'; {hint}")
+    return KNOWN[args.target]
+
+
+def _emit_target(module: Module, graph: Graph, emit: str, target: GpuTarget | None) -> str | bytes:
+    if target is not None:
         from graph_opt.cuda_emit import emit_cuda
 
-        return emit_cuda(module, graph, args.emit, args.target)
+        return emit_cuda(module, graph, emit, target)
     from graph_opt.native import emit_target
 
-    return emit_target(module, graph, args.emit)
+    return emit_target(module, graph, emit)
 
 
 def _check_watched(args: argparse.Namespace, passes: Sequence[Pass]) -> None:
@@ -132,14 +155,6 @@ def _check_emit(args: argparse.Namespace) -> None:
         raise UsageError(f"--print-locs is for programs, not for --emit {args.emit}")
     if args.emit in BYTES and args.out is None and sys.stdout.isatty():
         raise UsageError(f"--emit {args.emit} writes bytes: give a file with -o, or a pipe")
-    if args.target is not None:
-        if args.emit not in CUDA:
-            raise UsageError(f"--target is for --emit {', '.join(CUDA)}")
-        from codegen.cuda.targets import TARGETS as KNOWN
-
-        if args.target not in KNOWN:
-            hint = did_you_mean(args.target, KNOWN) or f"targets: {', '.join(KNOWN)}"
-            raise UsageError(f"--target: there is no target '{args.target[:80]}'; {hint}")
 
 
 def _check_types(module: Module, emit: str) -> None:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-
 from codegen.cuda.emit import emit_program
 from codegen.cuda.module import CudaProgram, IfStep, LaunchStep, LoopStep, Step
-from codegen.cuda.targets import Target, find_target
-from codegen.cuda.toolchain import choose_target, compile_cubin, compile_ptx, disassemble
+from codegen.cuda.targets import Target
+from codegen.cuda.toolchain import compile_cubin, compile_ptx, disassemble
 from ir.core import Graph, Module
 from ir.diagnostics import AnyLocation, Diagnostic, GraphError
 
 
-def emit_cuda(module: Module, graph: Graph, emit: str, target_name: str | None) -> str | bytes:
-    """CUDA C ("cuda"), or what compilers make of it for a target: "ptx", "cubin", "sass".  Without a target one is chosen, and that is said.
+def emit_cuda(module: Module, graph: Graph, emit: str, target: Target) -> str | bytes:
+    """CUDA C ("cuda"), or what compilers make of it for a target: "ptx", "cubin", "sass".
 
     Raises GraphError for what can't be a kernel, or needs more memory than a block has; MissingPackage, ToolFailure and CompilerFault
     as :mod:`codegen.cuda.toolchain` does.
     """
     program = emit_program(module, graph)
-    if target_name is None:
-        target, why = choose_target()
-        if emit != "cuda":
-            print(f"target {target.name}: {why}; --target names another one", file=sys.stderr)
-    else:
-        target = find_target(target_name)
     _check_shared(program, target)
     if emit == "cuda":
         return program.source

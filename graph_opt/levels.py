@@ -17,12 +17,14 @@ BYTES = ("obj", "cubin")
 """Those that are not text."""
 
 
-def preset_of(level: str) -> str:
-    """The passes that lead to a level or a target, on this machine."""
+def preset_of(level: str, capability: tuple[int, int] | None = None) -> str:
+    """The passes that lead to a level or a target, on this machine; for kernels on a GPU of this compute capability."""
     if level in ("graph", "linalg"):
         return {"graph": "O1", "linalg": "O2"}[level]
     if level in ("gpu", *CUDA):
-        return "cuda"
+        from passes.pipelines import preset_for_gpu
+
+        return "cuda" if capability is None else preset_for_gpu(capability)
     from codegen.llvm.jit import host_features
     from passes.pipelines import preset_for
 

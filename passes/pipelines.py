@@ -80,7 +80,7 @@ _CUDA = (
     # sums in order are exact to f32, as on the CPU
     "widen-sums",
     # each nest becomes a kernel: the special forms first, then what is left, in the end a kernel of one thread
-    "map-products",
+    "map-products$cores",
     "map-rows",
     "map-sorts",
     "map-elements",
@@ -130,6 +130,11 @@ TARGETS: dict[str, Target] = {
 """The presets that end with machine vectors, each for a kind of processor, the best one first."""
 
 
+def _cuda_passes(**options: str) -> str:
+    passes = [Template(p).substitute(options) for p in _CUDA if p.partition("$")[0] in pass_files()]
+    return ",".join(("O1", *_LINALG, *passes))
+
+
 PRESETS: dict[str, str] = {
     # inferred and verified, otherwise as written
     "O0": "infer-types",
@@ -140,17 +145,26 @@ PRESETS: dict[str, str] = {
     # loops over machine vectors, ready for code generation
     "cpu": ",".join(("O1", *_LINALG, *TARGETS["cpu"].passes())),
     # kernels for a GPU, ready for CUDA C
-    "cuda": ",".join(("O1", *_LINALG, *(p for p in _CUDA if p in pass_files()))),
+    "cuda": _cuda_passes(cores=""),
 }
 
 
-OTHER_TARGETS: dict[str, str] = {name: ",".join(("O1", *_LINALG, *t.passes())) for name, t in TARGETS.items() if name not in PRESETS}
-"""The preset ``cpu`` with the numbers of other processors."""
+OTHER_TARGETS: dict[str, str] = {
+    **{name: ",".join(("O1", *_LINALG, *t.passes())) for name, t in TARGETS.items() if name not in PRESETS},
+    # its tensor cores know no bf16, and have no cp.async to be fed by
+    "cuda-sm75": _cuda_passes(cores="{tensor_cores=false}"),
+}
+"""The preset ``cpu`` with the numbers of other processors, and ``cuda`` for what older GPUs have."""
 
 
 def preset_for(features: Collection[str]) -> str:
     """The preset for a processor with such features (``avx2``, ...); the one for the smallest registers when none is known."""
     return next((name for name, target in TARGETS.items() if target.feature in features), list(TARGETS)[-1])
+
+
+def preset_for_gpu(capability: tuple[int, int]) -> str:
+    """The preset for a GPU by its compute capability."""
+    return "cuda" if capability >= (8, 0) else "cuda-sm75"
 
 
 def load_pipeline(text: str) -> list[Pass]:
