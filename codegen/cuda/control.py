@@ -64,7 +64,7 @@ def _rounds(w: Writer, op: Operation, bounds: RangeArg, variable: Value) -> Iter
     w.values[variable] = Expr(name, PRIMARY, 0, bound, wide)
     more = f"++{name}" if stride.text == "1" else f"{name} += {stride.text}"
     rounds = _static_rounds(start, stop, step)
-    if _waits(op):
+    if _waits(op) or _goes_on(op):
         w.line("#pragma unroll 1")
     elif rounds is not None and rounds <= UNROLLED and _in_registers(op) and (rounds * _weight(op) <= LONGEST or _chooses_registers(op)):
         w.pragma()
@@ -85,6 +85,19 @@ def _static_rounds(start: Poly, stop: Poly, step: Poly) -> int | None:
 def _waits(op: Operation) -> bool:
     """Whether threads wait for each other in a loop, which gains nothing from being unrolled: it would only be long."""
     return any(inner.definition.full_name == "gpu.barrier" and inner.attribute("scope") == "block" for inner in op.walk())
+
+
+def _goes_on(op: Operation) -> bool:
+    """Whether a loop around loops over registers picks none of these by its variable: what it loads ahead stays ahead when it is not unrolled."""
+    if not any(inner is not op and inner.definition.full_name == "scf.for" and _in_registers(inner) for inner in op.walk()):
+        return False
+    places = {op.regions[0].block.arguments[0]}
+    for inner in op.walk():
+        if inner is not op and any(v in places for v in inner.operands):
+            if any(isinstance(v.type, MemRefType) and v.type.space == "local" for v in inner.operands):
+                return False
+            places.update(r for r in inner.results if r.type == ScalarType(index))
+    return True
 
 
 def _in_registers(op: Operation) -> bool:

@@ -22,21 +22,28 @@ def pipelined(tiles: Sequence[Tile], steps: Dim, depth: int, sums: Sequence[Valu
     work on its last tile.
     """
     total, full = ceildiv(steps, depth), floordiv(steps, depth)
+    exact = total == full
     stages = tiles[0].stages
     ahead = stages - 1
     copies = any(t.mode == "async" for t in tiles)
 
-    def bring(first: Dim) -> None:
-        def start() -> None:
-            for tile in tiles:
-                tile.finish(first, first, tile.begin(first, first))
+    def begin(tile: Dim, slot: Dim, whole: bool) -> None:
+        for one in tiles:
+            if one.mode == "async":
+                one.begin(tile, slot, whole)
 
-        if isinstance(total, int) and total >= ahead:
-            start()
+    def bring(first: Dim) -> None:
+        if isinstance(full, int) and full >= ahead:
+            begin(first, first, True)
+        elif exact:
+            when(less(first, total, "is_tile"), lambda: begin(first, first, True))
         else:
-            when(less(first, total, "is_tile"), start)
+            begin(first, first, False)
         if copies:
             cp_commit()
+        for one in tiles:
+            if one.mode != "async":
+                one.finish(first, first, one.begin(first, first))
 
     if ahead == 1:
         bring(0)
@@ -50,14 +57,9 @@ def pipelined(tiles: Sequence[Tile], steps: Dim, depth: int, sums: Sequence[Valu
         following = named("next", tile + ahead)
         slot = named("next.slot", mod(following, stages))
         held: dict[int, list[Value]] = {}
-
-        def begin() -> None:
-            for tile in tiles:
-                if tile.mode == "async":
-                    tile.begin(following, slot)
-
         if copies:
-            when(less(following, total, "is_tile"), begin)
+            rest_of = None if exact else lambda: begin(following, slot, False)
+            when(less(following, full, "is_whole"), lambda: begin(following, slot, True), rest_of)
             cp_commit()
         for number, tile_ in enumerate(tiles):
             if tile_.mode != "async":

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from dialects.arith.cast import extf
 from dialects.math.exact import fma
-from dialects.vector import extract
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv, mod, product
 from ir.types import ScalarType, VectorType
@@ -24,8 +23,8 @@ from passes.gpu._product_tiles import start_of
 from passes.gpu._threads import kernel_name
 from passes.loops._blocks import load, loop, store
 
-STEP = 4
-"""Steps that are loaded together where they are neighbours: 16 bytes of f32."""
+CHAIN = 16
+"""Multiply-adds of a thread (of all its rows) while the numbers of the next ones are loaded: enough to cover the way from shared memory."""
 
 
 def build_rows(nest: ProductNest, schedule: RowSchedule) -> None:
@@ -88,52 +87,108 @@ class _Kernel:
         def shape(factor: Factor, rows: bool) -> Shape:
             own = factor.own
             k_last = rows or own is None or not factor.runs_along(own)
-            pad = LINE // factor.stored.itemsize if k_last else 0
+            pad = LINE // (factor.dtype if rows else factor.stored).itemsize if k_last else 0
             size, extent, first = (self.size, nest.rows, self.row0) if rows else (s.columns, nest.columns, self.column0)
-            return Shape(factor, size, extent, first, k_last, pad, raw=True)
+            return Shape(factor, size, extent, first, k_last, pad, raw=not rows)  # rows are widened once for all columns
 
         tiles = stage(problem, group, shape, s.depth, s.stages)
 
-        def steps(slot: Dim, count: Dim, by: int) -> None:
-            start = [load(sums[p], r, 0) for p in group for r in range(self.each)]
-            found = loop("k", 0, count, by, lambda k, *carried: self._step(group, tiles, slot, k, by, carried), start)
-            for n, value in enumerate(found):
-                store(value, sums[group[n // self.each]], n % self.each, 0)
-
         def whole(slot: Dim, count: Dim, _: Sequence[Value]) -> Sequence[Value]:
-            self._working(lambda: steps(slot, count, STEP))
+            self._working(lambda: _Chain(self, group, tiles, slot, found=sums).whole(s.depth))
             return []
 
         def rest(slot: Dim, count: Dim, _: Sequence[Value]) -> Sequence[Value]:
-            self._working(lambda: steps(slot, count, 1))
+            self._working(lambda: _Chain(self, group, tiles, slot, found=sums).rest(count))
             return []
 
         pipelined(list(tiles.values()), group[0].extent, s.depth, [], whole, rest)
 
-    def _step(self, group: Sequence[Product], tiles: dict[object, Tile], slot: Dim, k: Dim, by: int, sums: Sequence[Value]) -> list[Value]:
-        """``by`` multiply-adds for every sum."""
-        read: dict[object, list[list[Value]]] = {}
-        found = list(sums)
-        for n, p in enumerate(group):
-            if p.rows.key not in read:
-                read[p.rows.key] = [self._numbers(tiles[p.rows.key], slot, self.row + r, k, by) for r in range(self.each)]
-            if p.columns.key not in read:
-                read[p.columns.key] = [self._numbers(tiles[p.columns.key], slot, self.column, k, by)]
-            (b,) = read[p.columns.key]
-            for r, a in enumerate(read[p.rows.key]):
-                for i in range(by):
-                    first, second = (a[i], b[i]) if p.rows_first else (b[i], a[i])
-                    at = n * self.each + r
-                    found[at] = fma(first, second, found[at], name="sum")
+
+class _Chain:
+    """The multiply-adds of a thread with one tile: while it does some steps, it loads the numbers of the next ones."""
+
+    def __init__(self, kernel: _Kernel, group: Sequence[Product], tiles: dict[object, Tile], slot: Dim, found: dict[Product, Value]) -> None:
+        self.kernel, self.group, self.tiles, self.slot, self.sums = kernel, group, tiles, slot, found
+        self.places: dict[object, list[Dim]] = {}
+        for p in group:
+            self.places.setdefault(p.rows.key, [kernel.row + r for r in range(kernel.each)])
+            self.places.setdefault(p.columns.key, [kernel.column])
+        self.by = max(4, CHAIN // (kernel.each * len(group)))
+
+    def whole(self, depth: int) -> None:
+        """All steps of a tile."""
+        by = self.by
+        now, following = self._buffers("now"), self._buffers("next")
+        self._load(now, 0)
+
+        def steps(k: Dim, *carried: Value) -> Sequence[Value]:
+            self._load(following, k + by)
+            found = self._add(now, carried)
+            for key, buffer in now.items():
+                for n in range(len(self.places[key])):
+                    store(load(following[key], n, (0, by)), buffer, n, (0, by))
+            return found
+
+        found = loop("k", 0, depth - by, by, steps, self._start())
+        self._end(self._add(now, found))
+
+    def rest(self, count: Dim) -> None:
+        """Some steps, one by one."""
+
+        def step(k: Dim, *carried: Value) -> Sequence[Value]:
+            numbers = {key: [self._number(key, at, k) for at in places] for key, places in self.places.items()}
+            return self._multiply_add(numbers, carried)
+
+        self._end(loop("k", 0, count, 1, step, self._start()))
+
+    def _buffers(self, name: str) -> dict[object, Value]:
+        found: dict[object, Value] = {}
+        for key, places in self.places.items():
+            tile = self.tiles[key]
+            found[key] = local(f"{tile.memory.name}.{name}", tile.factor.dtype, len(places), self.by)
         return found
 
-    def _numbers(self, tile: Tile, slot: Dim, own: Dim, k: Dim, by: int) -> list[Value]:
-        """Some steps of one row or column, widened."""
-        factor, wide = tile.factor, tile.shape.dtype != tile.factor.dtype
-        if by > 1 and tile.shape.k_last:
-            run = load(tile.memory, slot, own, (k, by), name="x")
-            if wide:
-                run = extf(run, result_type=VectorType(factor.dtype, (by,)), name="x")
-            return [extract(run, position=(i,), name="x") for i in range(by)]
-        found = [load(tile.memory, *((slot, own, k + i) if tile.shape.k_last else (slot, k + i, own)), name="x") for i in range(by)]
-        return [extf(v, result_type=ScalarType(factor.dtype), name="x") for v in found] if wide else found
+    def _start(self) -> list[Value]:
+        return [load(self.sums[p], r, 0) for p in self.group for r in range(self.kernel.each)]
+
+    def _end(self, found: Sequence[Value]) -> None:
+        for n, value in enumerate(found):
+            store(value, self.sums[self.group[n // self.kernel.each]], n % self.kernel.each, 0)
+
+    def _load(self, buffers: dict[object, Value], k: Dim) -> None:
+        """The numbers of the steps from k on, widened."""
+        for key, places in self.places.items():
+            tile = self.tiles[key]
+            for n, at in enumerate(places):
+                if tile.shape.k_last:
+                    run = load(tile.memory, self.slot, at, (k, self.by), name="x")
+                    if tile.shape.dtype != tile.factor.dtype:
+                        run = extf(run, result_type=VectorType(tile.factor.dtype, (self.by,)), name="x")
+                    store(run, buffers[key], n, (0, self.by))
+                else:
+                    loop("i", 0, self.by, 1, lambda i, key=key, at=at, n=n: store(self._number(key, at, k + i), buffers[key], n, i))  # type: ignore[misc]
+
+    def _add(self, buffers: dict[object, Value], sums: Sequence[Value]) -> list[Value]:
+        """The multiply-adds of some steps."""
+
+        def step(i: Dim, *carried: Value) -> Sequence[Value]:
+            numbers = {key: [load(buffers[key], n, i, name="x") for n in range(len(places))] for key, places in self.places.items()}
+            return self._multiply_add(numbers, carried)
+
+        return loop("i", 0, self.by, 1, step, sums)
+
+    def _multiply_add(self, numbers: dict[object, list[Value]], sums: Sequence[Value]) -> list[Value]:
+        found: list[Value] = []
+        for p in self.group:
+            (b,) = numbers[p.columns.key]
+            for a in numbers[p.rows.key]:
+                first, second = (a, b) if p.rows_first else (b, a)
+                found.append(fma(first, second, sums[len(found)], name="sum"))
+        return found
+
+    def _number(self, key: object, own: Dim, k: Dim) -> Value:
+        """One step of one row or column, widened."""
+        tile = self.tiles[key]
+        found = load(tile.memory, *((self.slot, own, k) if tile.shape.k_last else (self.slot, k, own)), name="x")
+        wide = tile.shape.dtype != tile.factor.dtype
+        return extf(found, result_type=ScalarType(tile.factor.dtype), name="x") if wide else found  # type: ignore[no-any-return]

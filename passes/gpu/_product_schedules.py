@@ -124,7 +124,7 @@ class RowSchedule:
 
 ROWS = (
     RowSchedule(64, 64, 128, 4),
-    RowSchedule(32, 64, 128, 5),
+    RowSchedule(32, 128, 128, 4),
     RowSchedule(16, 128, 128, 5),
     RowSchedule(8, 256, 128, 5),
 )
@@ -182,6 +182,6 @@ def choose_tile(nest: ProductNest, table: Sequence[TileSchedule | CoreSchedule],
 
 
 def choose_rows(nest: ProductNest) -> RowSchedule:
-    """The schedule with most columns of which there still is a block for every multiprocessor; the one with fewest where none has."""
+    """The schedule with most columns of which there still is a block for nearly every multiprocessor; else the one with fewest."""
     columns = limit_of(nest.columns, _graph(nest), USUAL) * _batches(nest)
-    return next((s for s in ROWS if columns >= s.columns * PROCESSORS), ROWS[-1])
+    return next((s for s in ROWS if columns >= s.columns * PROCESSORS * 9 // 10), ROWS[-1])

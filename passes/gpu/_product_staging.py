@@ -10,10 +10,10 @@ from typing import Literal
 from dialects.arith.cast import extf
 from dialects.vector import extract
 from ir.core import Value
-from ir.dims import Dim, exact_div, floordiv, mod
+from ir.dims import Dim, dim_min, exact_div, floordiv, mod
 from ir.types import DType, VectorType
 from passes.gpu._copies import cp_async
-from passes.gpu._kernels import LINE, both, less, named, shared, when
+from passes.gpu._kernels import LINE, less, named, shared, when
 from passes.gpu._product_nests import Factor, Product
 from passes.gpu._product_scalars import Scalars, as_run, placed
 from passes.loops._blocks import index_value, load, loop, number, store
@@ -94,10 +94,13 @@ class Tile:
 
     # -- bringing tiles ------------------------------------------------------------------------------------------------
 
-    def begin(self, tile: Dim, slot: Dim) -> list[Value]:
-        """Starts to bring a tile: copies, or loads that are handed to :meth:`finish`."""
+    def begin(self, tile: Dim, slot: Dim, whole: bool = False) -> list[Value]:
+        """Starts to bring a tile: copies, or loads that are handed to :meth:`finish`.
+
+        ``whole`` promises that the sum has all steps of the tile.
+        """
         if self.mode == "async":
-            self._each(lambda own, k: self._copy(tile, slot, own, k))
+            self._each(lambda own, k: self._copy(tile, slot, own, k, whole))
             return []
         if self.mode == "held":
             return [self._loaded(tile, own, k) for own, k in self._unrolled()]
@@ -150,38 +153,50 @@ class Tile:
         return [slot, own, k] if self.shape.k_last else [slot, k, own]
 
     def _places(self, tile: Dim, own: Dim, k: Dim) -> dict[Value, Dim]:
+        """Loop variables at a place in the tile: behind the last row (or column) it is that one again, whose sums nobody uses."""
         places = {**self.problem.places, self.factor.k: self.depth * tile + k}
         if self.factor.own is not None:
-            places[self.factor.own] = self.shape.first + own
+            at = self.shape.first + own
+            places[self.factor.own] = at if self.has_all or not self.is_clamped else dim_min(at, self.shape.extent - self.own_unit)
         return places
 
-    def _left(self, tile: Dim, own: Dim, k: Dim) -> tuple[Dim | None, Dim | None]:
-        """How many rows and steps are left at a place; None for surely enough."""
+    @property
+    def has_all(self) -> bool:
+        """Whether all rows (or columns) of a tile are there."""
         spare = self.slow % self.rows_at_once != 0  # threads beyond the tile load what nobody stores
-        all_rows = exact_div(self.shape.extent, self.size) is not None and not (spare and self.k_fast)
-        all_steps = exact_div(self.problem.steps, self.depth) is not None and self.mode == "async"  # others go on behind the last tile
-        return None if all_rows else self.shape.extent - self.shape.first - own, None if all_steps else self.problem.steps - self.depth * tile - k
+        return exact_div(self.shape.extent, self.size) is not None and not (spare and self.k_fast)
 
-    def _valid(self, tile: Dim, own: Dim, k: Dim) -> Value | None:
-        """How many of ``unit`` neighbours are there."""
-        rows, steps = self._left(tile, own, k)
-        fast, slow = (steps, rows) if self.k_fast else (rows, steps)
-        terms = [] if fast is None else [fast]
-        terms += [] if slow is None else [self.unit * slow]
+    @property
+    def own_unit(self) -> int:
+        """Neighbouring rows (or columns) that a thread takes at once."""
+        return 1 if self.k_fast else self.unit
+
+    @property
+    def is_clamped(self) -> bool:
+        """Whether the last rows (or columns) can be taken again where there are no more."""
+        return exact_div(self.shape.extent, self.own_unit) is not None
+
+    def _valid(self, tile: Dim, own: Dim, k: Dim, whole: bool) -> Value | None:
+        """How many of ``unit`` neighbours are there; None for all."""
+        rows = self.shape.extent - self.shape.first - own
+        steps = self.problem.steps - self.depth * tile - k
+        terms = [] if self.has_all or self.is_clamped else [rows]
+        terms += [] if whole else [steps if self.k_fast else self.unit * steps]
         if not terms:
             return None
         return index_value("apply", terms[0], name="valid") if len(terms) == 1 else index_value("min", *terms, name="valid")
 
-    def _copy(self, tile: Dim, slot: Dim, own: Dim, k: Dim) -> None:
+    def _copy(self, tile: Dim, slot: Dim, own: Dim, k: Dim, whole: bool) -> None:
         access = self.factor.access
         indices = placed(access, self._places(tile, own, k))
         goal = self._goal(slot, own, k)
-        cp_async(access.buffer, as_run(indices, self.unit), self.memory, as_run(goal, self.unit), self._valid(tile, own, k))
+        cp_async(access.buffer, as_run(indices, self.unit), self.memory, as_run(goal, self.unit), self._valid(tile, own, k, whole))
 
     def _loaded(self, tile: Dim, own: Dim, k: Dim) -> Value:
         access = self.factor.access
         indices = placed(access, self._places(tile, own, k))
-        return load(access.buffer, *as_run(indices, self.unit), valid=self._valid(tile, own, k), name=self.factor.loads[0].results[0].name)
+        valid = self._valid(tile, own, k, whole=False)
+        return load(access.buffer, *as_run(indices, self.unit), valid=valid, name=self.factor.loads[0].results[0].name)
 
     def _store(self, slot: Dim, own: Dim, k: Dim, value: Value) -> None:
         if self.factor.stored != self.shape.dtype:
@@ -200,12 +215,8 @@ class Tile:
             scalars.build(self.factor.ops)
             store(scalars.value(self.factor.value), self.memory, *goal)
 
-        left = [n for n in self._left(tile, own, k) if n is not None]
-        if left:
-            zero = number(0.0 if self.factor.dtype.is_float else 0, self.factor.dtype)
-            when(both(*(less(0, n) for n in left)), there, lambda: store(zero, self.memory, *goal))
-        else:
-            there()
+        zero = number(0.0 if self.factor.dtype.is_float else 0, self.factor.dtype)
+        when(less(self.depth * tile + k, self.problem.steps, "in_steps"), there, lambda: store(zero, self.memory, *goal))
 
 
 def staging(shape: Shape, depth: int) -> tuple[Mode, int]:
@@ -225,15 +236,13 @@ def stage(
 ) -> dict[object, Tile]:  # fmt: skip
     """The tiles of a group's factors by their keys: products may share one.  ``shape`` gets a factor, and whether it is one of rows.
 
-    There are two tiles at once where threads carry them (they hold one more), and no more than shared memory has room for.
+    There are no more tiles at once than shared memory has room for.
     """
     shapes: dict[object, Shape] = {}
     for p in group:
         for factor, rows in ((p.rows, True), (p.columns, False)):
             if factor.key not in shapes:
                 shapes[factor.key] = shape(factor, rows)
-    if any(staging(s, depth)[0] != "async" for s in shapes.values()):
-        stages = 2
     size = sum(math.prod(s.dims(depth)) * s.dtype.itemsize for s in shapes.values())
     stages = max(2, min(stages, ROOM // size))
     return {key: Tile(problem, s, depth, stages) for key, s in shapes.items()}

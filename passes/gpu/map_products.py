@@ -130,7 +130,7 @@ class MapProducts(Pass):
     def _map(self, op: Operation, context: PassContext) -> bool:
         try:
             nest = find_product(op)
-            if self.tensor_cores and self.tier in ("auto", "cores") and most_rows(nest) > FEW and narrow_factors(nest):
+            if (self.tensor_cores or most_rows(nest) <= FEW) and self.tier != "tiles" and narrow_factors(nest):
                 nest = find_product(op)
         except NoProduct as reason:
             context.count(f"products left: {reason}")
