@@ -6,6 +6,7 @@ each bound has something to guard; where the host chooses between kernels by the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 
 from ir.core import Graph
 from ir.types import TensorType, substitute_type
+from passes.gpu._product_schedules import CORES, TILES
+from passes.pipelines import PRESETS
 
 Array = np.ndarray[Any, Any]
 
@@ -22,7 +25,7 @@ class Subject:
     """A program to remove things from.
 
     ``sizes`` are the values of its symbolic dimensions, for each run; integers of its inputs are below ``below``.  ``short``: it belongs to
-    the default run of tests.
+    the default run of tests; ``products`` are options of the pass map-products.
     """
 
     name: str
@@ -30,6 +33,13 @@ class Subject:
     sizes: tuple[dict[str, int], ...] = ({},)
     below: int = 3
     short: bool = False
+    products: str = ""
+
+    @property
+    def pipeline(self) -> str:
+        """The preset ``cuda``, with the options ``products`` of map-products, and with every buffer in a place of its own."""
+        preset = PRESETS["cuda"].removesuffix(",plan-memory")
+        return preset.replace("map-products", f"map-products{{{self.products}}}") if self.products else preset
 
     def inputs(self, graph: Graph, sizes: dict[str, int]) -> list[Array]:
         """Arrays for the parameters: random numbers, all different where they are floats."""
@@ -52,9 +62,34 @@ def graph(parameters: str, result: str, *lines: str) -> str:
     return "\n".join([f"graph @main({parameters}) -> {result} {{", *(f"  {line}" for line in lines), f"  return {last}", "}", ""])
 
 
+def _tiles() -> Iterator[Subject]:
+    """Products in f32 by each of the schedules: ragged ones, and some whose rows are copied 16 bytes at a time."""
+    for schedule in TILES:
+        m, n, k = schedule.rows + 5, schedule.columns + 9, schedule.depth * (schedule.stages + 2) + 5
+        options = f"tier=tiles, tile={schedule.name}, versions=false"
+        sizes = ({"M": m, "K": k, "N": n}, {"M": 3, "K": schedule.depth + 1, "N": 5})
+        text = graph("%a: f32[M, K], %b: f32[K, N]", "f32[M, N]", "%c = matmul(%a, %b)", "%d = silu(%c)")
+        yield Subject(f"tile-{schedule.name}", text, sizes, products=options)
+        text = graph("%a: f32[M, 4*J], %w: f32[4*L, 4*J]", "f32[M, 4*L]", "%c = linear(%a, %w)")
+        wide = ({"M": m, "J": k // 4, "L": n // 4}, {"M": 3, "J": schedule.depth // 4 + 1, "L": 1})
+        yield Subject(f"tile-{schedule.name}-wide", text, wide, products=options)
+
+
+def _cores() -> Iterator[Subject]:
+    """Products by tensor cores, by each of the schedules."""
+    for schedule in CORES:
+        m, n, k = schedule.rows + 5, schedule.columns + 8, schedule.depth * (schedule.stages + 2) + 8
+        options = f"tier=cores, tile={schedule.name}, versions=false"
+        sizes = ({"M": m, "J": k // 8, "L": n // 8}, {"M": 3, "J": schedule.depth // 8 + 1, "L": 1})
+        text = graph("%a: bf16[M, 8*J], %b: bf16[8*J, 8*L]", "bf16[M, 8*L]", "%c = matmul(%a, %b)")
+        yield Subject(f"cores-{schedule.name}-bf16", text, sizes, products=options)
+        text = graph("%a: f16[M, 8*J], %w: f16[8*L, 8*J]", "f16[M, 8*L]", "%c = linear(%a, %w)")
+        yield Subject(f"cores-{schedule.name}-f16", text, sizes, products=options)
+
+
 SUBJECTS: tuple[Subject, ...] = (
     # elementwise
-    Subject("elements", graph("%x: f32[M, N], %y: f32[N]", "f32[M, N]", "%s = add(%x, %y)", "%z = silu(%s)"), ({"M": 5, "N": 77}, {"M": 3, "N": 1028})),
+    Subject("elements", graph("%x: f32[M, N], %y: f32[N]", "f32[M, N]", "%s = add(%x, %y)", "%z = silu(%s)"), ({"M": 5, "N": 77},)),
     Subject("elements-bf16", graph("%x: bf16[N]", "bf16[N]", "%y = gelu(%x)"), ({"N": 2 * 8 * 128 + 5},)),
     Subject("elements-static", graph("%x: f32[3, 100]", "f32[3, 100]", "%y = exp(%x)")),
     Subject("transposed", graph("%x: f32[M, N]", "f32[N, M]", "%y = transpose(%x, perm=[1, 0])"), ({"M": 37, "N": 41},), short=True),
@@ -62,37 +97,53 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("rope", graph("%x: f32[B, 2, S, 8], %p: i64[S]", "f32[B, 2, S, 8]", "%y = rope(%x, %p)"), ({"B": 2, "S": 5},)),
     Subject("concat", graph("%x: f32[M, 5], %y: f32[M, 7]", "f32[M, 12]", "%z = concat(%x, %y, axis=1)"), ({"M": 11},)),
     # rows
-    Subject("softmax", graph("%x: f32[M, N]", "f32[M, N]", "%y = softmax(%x)"), ({"M": 5, "N": 77}, {"M": 2, "N": 1500}), short=True),
+    Subject("softmax", graph("%x: f32[M, N]", "f32[M, N]", "%y = softmax(%x)"), ({"M": 5, "N": 77}, {"M": 2, "N": 2100}), short=True),
     Subject("softmax-static", graph("%x: f32[7, 1001]", "f32[7, 1001]", "%y = softmax(%x)")),
     Subject("rmsnorm", graph("%x: f32[M, 100], %w: f32[100]", "f32[M, 100]", "%y = rmsnorm(%x, weight=%w)"), ({"M": 5},)),
-    Subject("layernorm", graph("%x: f32[M, N], %w: f32[N], %b: f32[N]", "f32[M, N]", "%y = layernorm(%x, weight=%w, bias=%b)"), ({"M": 5, "N": 133},)),
+    Subject(
+        "layernorm",
+        graph("%x: f32[M, N], %w: f32[N], %b: f32[N]", "f32[M, N]", "%y = layernorm(%x, weight=%w, bias=%b)"),
+        ({"M": 5, "N": 133}, {"M": 2, "N": 2100}),
+    ),
     Subject("argmax", graph("%x: f32[M, N]", "i64[M]", "%y = argmax(%x, axis=1)"), ({"M": 5, "N": 133},)),
-    Subject("sum-rows", graph("%x: f32[M, N]", "f32[M]", "%y = sum(%x, axes=[1])"), ({"M": 5, "N": 133},)),
+    Subject("sum-rows", graph("%x: f32[M, N]", "f32[M]", "%y = sum(%x, axes=[1])"), ({"M": 5, "N": 133}, {"M": 2, "N": 2100})),
     Subject("sum-columns", graph("%x: f32[M, N]", "f32[N]", "%y = sum(%x, axes=[0])"), ({"M": 37, "N": 43},)),
     Subject("running-sum", graph("%x: f32[B, N]", "f32[B, N]", "%y = cumsum(%x, axis=1)"), ({"B": 3, "N": 77},)),
     Subject("top-k", graph("%x: f32[B, N]", "f32[B, 3]", "%y, %i = topk(%x, k=3)"), ({"B": 3, "N": 77},)),
     Subject("sort", graph("%x: f32[B, N]", "f32[B, N]", "%y = sort(%x)"), ({"B": 3, "N": 77},)),
-    # products
+    # products: few rows; every schedule of tiles comes below
+    Subject("row", graph("%a: f32[1, 1300], %w: f32[37, 1300]", "f32[1, 37]", "%c = linear(%a, %w)"), short=True),
     Subject(
-        "product-f32",
+        "rows",
         graph("%a: f32[M, K], %b: f32[K, N]", "f32[M, N]", "%c = matmul(%a, %b)", "%d = silu(%c)"),
-        ({"M": 70, "K": 37, "N": 75}, {"M": 1, "K": 77, "N": 133}, {"M": 5, "K": 70, "N": 133}, {"M": 140, "K": 36, "N": 140}),
+        ({"M": 1, "K": 1801, "N": 37}, {"M": 13, "K": 1300, "N": 69}, {"M": 2, "K": 100, "N": 3}),
+        products="tier=rows",
     ),
-    Subject("product-static", graph("%a: f32[M, 44], %b: f32[44, 72]", "f32[M, 72]", "%c = matmul(%a, %b)"), ({"M": 70}, {"M": 1}, {"M": 6}, {"M": 133})),
-    Subject("linear", graph("%a: f32[M, 76], %b: f32[72, 76]", "f32[M, 72]", "%c = linear(%a, %b)"), ({"M": 70}, {"M": 1}, {"M": 6}, {"M": 133})),
-    Subject("row", graph("%a: f32[1, 200], %w: f32[37, 200]", "f32[1, 37]", "%c = linear(%a, %w)"), short=True),
-    Subject("product-bf16", graph("%a: bf16[M, 72], %b: bf16[72, 136]", "bf16[M, 136]", "%c = matmul(%a, %b)"), ({"M": 133}, {"M": 1}, {"M": 20})),
-    Subject("linear-f16", graph("%a: f16[M, 72], %b: f16[136, 72]", "f16[M, 136]", "%c = linear(%a, %b)"), ({"M": 133}, {"M": 1}, {"M": 20})),
+    Subject(
+        "rows-wide",
+        graph("%a: f32[M, 4*J], %b: f32[4*J, 4*L]", "f32[M, 4*L]", "%c = matmul(%a, %b)"),
+        ({"M": 13, "J": 451, "L": 11}, {"M": 1, "J": 25, "L": 1}),
+        products="tier=rows",
+    ),
+    Subject("versions", graph("%a: f32[M, 44], %b: f32[44, 72]", "f32[M, 72]", "%c = matmul(%a, %b)"), ({"M": 5}, {"M": 20}, {"M": 70})),
+    *_tiles(),
+    *_cores(),
     # attention
     Subject(
         "attention",
-        graph("%q: f32[B, 4, S, 16], %k: f32[B, 2, S, 16], %v: f32[B, 2, S, 16]", "f32[B, 4, S, 16]", "%o = attention(%q, %k, %v, causal=true)"),
-        ({"B": 2, "S": 37}, {"B": 1, "S": 1}),
+        graph("%q: f32[B, 2, S, 16], %k: f32[B, 1, S, 16], %v: f32[B, 1, S, 16]", "f32[B, 2, S, 16]", "%o = attention(%q, %k, %v, causal=true)"),
+        ({"B": 2, "S": 37}, {"B": 1, "S": 1}, {"B": 1, "S": 261}),
     ),
     Subject(
         "attention-decode",
         graph("%q: f32[B, 4, 1, 16], %k: f32[B, 2, S, 16], %v: f32[B, 2, S, 16]", "f32[B, 4, 1, 16]", "%o = attention(%q, %k, %v)"),
-        ({"B": 2, "S": 37}, {"B": 1, "S": 700}),
+        ({"B": 2, "S": 37}, {"B": 1, "S": 301}),
     ),
 )
 """Kinds whose kernels are not there yet are added when they are."""
+
+IDLE: dict[str, str] = {
+    "adds": "only one half-warp adds; the other threads would add the same numbers of shared memory, and what they have is not used",
+    "is_tile": "no copies where no tile is left; their numbers of valid elements are 0, so they would write zeros that nobody reads",
+}
+"""Conditions that guard no memory but save work, by their names in CUDA C, and why nothing changes without them."""

@@ -9,6 +9,7 @@ copies that nobody waited for), other results.  A removal that nothing notices i
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from codegen.cuda.module import Mark
-from tests.cuda.mutation_programs import SUBJECTS, Subject
+from tests.cuda.mutation_programs import IDLE, SUBJECTS, Subject
 from tests.cuda.program_jobs import Compiled, compile_marked, job_of
 
 SANITIZERS: tuple[Literal["address", "thread"], ...] = ("address", "thread")
@@ -36,23 +37,42 @@ class Found:
 
     @property
     def marks(self) -> tuple[Mark, ...]:
+        """Everything that can be removed."""
         return self.compiled.program.marks
 
     @property
-    def missed(self) -> list[Mark]:
-        """Marks that can be removed without anybody noticing."""
+    def open(self) -> list[Mark]:
+        """Marks whose removal nobody has noticed."""
         return [m for m in self.marks if m.number not in self.noticed]
+
+    @property
+    def idle(self) -> list[Mark]:
+        """Those of them that guard no memory: conditions of :data:`IDLE`."""
+        return [m for m in self.open if self.condition(m) in IDLE]
+
+    @property
+    def missed(self) -> list[Mark]:
+        """The others: barriers and bounds that can be removed without anybody noticing."""
+        return [m for m in self.open if self.condition(m) not in IDLE]
+
+    def line(self, mark: Mark) -> str:
+        """The line of CUDA C with a mark."""
+        needle = f"GO_MARK_{mark.kind.upper()}({mark.number},"
+        return next((line.strip() for line in self.compiled.program.source.splitlines() if needle in line), "")
+
+    def condition(self, mark: Mark) -> str:
+        """The name of the condition of a bound, without the number that tells it from others of that name."""
+        found = re.search(rf"GO_MARK_BOUND\({mark.number}, \(([a-zA-Z_]+?)(?:_\d+)*\)\)", self.line(mark))
+        return found[1] if found else ""
 
     def describe(self, mark: Mark) -> str:
         """A mark with its line of CUDA C."""
-        needle = {"sync": "GO_MARK_SYNC", "bound": "GO_MARK_BOUND", "valid": "GO_MARK_VALID"}[mark.kind] + f"({mark.number},"
-        line = next((line.strip() for line in self.compiled.program.source.splitlines() if needle in line), "")
-        return f"{self.subject.name}: {mark.kind} {mark.number} ({mark.operation}) of {mark.kernel}: {line}"
+        return f"{self.subject.name}: {mark.kind} {mark.number} ({mark.operation}) of {mark.kernel}: {self.line(mark)}"
 
 
 def remove_all(subject: Subject) -> Found:
     """Removes everything that is marked in a program's kernels, one by one, until something notices or all sizes have been tried."""
-    compiled = compile_marked(subject.program)
+    compiled = compile_marked(subject.program, subject.pipeline)
     found = Found(subject, compiled)
     for sizes in subject.sizes:
         inputs = subject.inputs(compiled.graph, sizes)
@@ -60,7 +80,7 @@ def remove_all(subject: Subject) -> Found:
         for sanitize in SANITIZERS:
             job, _ = job_of(compiled, inputs)
             launched = set(job.launched)
-            marks = [m.number for m in found.missed if m.kernel in launched]
+            marks = [m.number for m in found.open if m.kernel in launched]
             results[sanitize], (whole, *others) = job.run(sanitize, marks, seconds=60)
             if whole.noticed:
                 found.whole.append(f"{subject.name} {sizes}: {whole.what}: {whole.report[:3000]}")
@@ -83,14 +103,15 @@ def summary(found: Found, seconds: float) -> str:
     """One line: how many removals of which kind, and what noticed how many."""
     kinds = Counter(m.kind for m in found.marks)
     by = Counter(found.noticed.values())
-    missed = f", {len(found.missed)} MISSED" if found.missed else ""
+    rest = (f", {len(found.idle)} idle" if found.idle else "") + (f", {len(found.missed)} MISSED" if found.missed else "")
     parts = ", ".join(f"{n} {what}" for what, n in sorted(by.items()))
     counted = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
-    return f"{found.subject.name}: {len(found.compiled.program.kernels)} kernels, {len(found.marks)} removals ({counted}): {parts}{missed} [{seconds:.1f} s]"
+    kernels = len(found.compiled.program.kernels)
+    return f"{found.subject.name}: {kernels} kernels, {len(found.marks)} removals ({counted}): {parts}{rest} [{seconds:.1f} s]"
 
 
 def main(names: Sequence[str]) -> int:
-    total = missed = broken = 0
+    total = missed = idle = broken = 0
     for subject in SUBJECTS:
         if names and subject.name not in names:
             continue
@@ -103,13 +124,15 @@ def main(names: Sequence[str]) -> int:
             continue
         total += len(found.marks)
         missed += len(found.missed)
+        idle += len(found.idle)
         broken += len(found.whole)
         print(summary(found, time.monotonic() - start), flush=True)
         for mark in found.missed:
             print(f"  MISSED {found.describe(mark)}")
         for problem in found.whole:
             print(f"  BROKEN {problem}")
-    print(f"{total} removals, {total - missed} noticed, {missed} missed; {broken} programs or runs that are wrong as they are")
+    noticed = total - missed - idle
+    print(f"{total} removals: {noticed} noticed, {idle} of conditions that only save work, {missed} missed; {broken} programs are wrong as they are")
     return 1 if missed or broken else 0
 
 

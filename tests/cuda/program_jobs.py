@@ -22,10 +22,7 @@ from ir.dims import product
 from ir.signature import array_type, bind_shapes
 from ir.types import TensorType, substitute_type
 from passes.infra.manager import PassManager
-from passes.pipelines import PRESETS, load_pipeline
-
-PIPELINE = PRESETS["cuda"].removesuffix(",plan-memory")
-"""Without a plan of memory, all buffers are in different places of the arena."""
+from passes.pipelines import load_pipeline
 
 Array = np.ndarray[Any, Any]
 
@@ -40,8 +37,11 @@ class Compiled:
     stored: tuple[Array, ...]
 
 
-def compile_marked(text: str, pipeline: str = PIPELINE) -> Compiled:
-    """The main graph of a text as kernels in which synchronisation and bounds are marked."""
+def compile_marked(text: str, pipeline: str) -> Compiled:
+    """The main graph of a text as kernels in which synchronisation and bounds are marked.
+
+    Without a plan of memory in the pipeline all buffers are in different places of the arena.
+    """
     module = graph_opt.parse(text)
     PassManager(load_pipeline(pipeline)).run(module)
     graph = find_graph(module, None)
