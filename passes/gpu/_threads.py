@@ -52,7 +52,7 @@ def host_blocks(block: Block) -> Iterator[Block]:
 
 def is_host_control(op: Operation) -> bool:
     """Whether a loop or choice stays on the host: it has nests inside, and nothing that it asks for or carries comes from a kernel."""
-    if op.name not in ("scf.for", "scf.if") or not any(n.name in ("scf.parallel", "gpu.launch") for n in op.walk()):
+    if op.name not in ("scf.for", "scf.if") or not any(_is_for_kernels(n) for n in op.walk()):
         return False
     if not all(is_host_value(v) for v in op.operands):
         return False
@@ -61,6 +61,11 @@ def is_host_control(op: Operation) -> bool:
         return False  # a scalar that the loop itself loads or stores: one thread runs it all
     terminators = [region.block.terminator for region in op.regions]
     return all(is_host_value(v, op) for t in terminators if t is not None for v in t.operands)
+
+
+def _is_for_kernels(op: Operation) -> bool:
+    """Whether an operation is a nest, a kernel, or will be some."""
+    return op.name in ("scf.parallel", "gpu.launch") or (op.definition.dialect == "graph" and not op.definition.is_terminator)
 
 
 def is_host_value(value: Value, around: Operation | None = None) -> bool:

@@ -155,7 +155,8 @@ def largest(low: Lowering) -> list[Value]:
     assert isinstance(k, int)
     extent = buffer_type(source).shape[axis]
     if not isinstance(extent, int):
-        _check_count(low, source, axis, k)
+        with low.builder:
+            check_count(source, axis, k)
     descending = bool(low.op.attribute("largest"))
     if k <= _SELECTED and extent != k:
         best = _selected_rows(low, source, axis, k, descending)
@@ -165,12 +166,12 @@ def largest(low: Lowering) -> list[Value]:
     return [_over_result(low, 0, sorter.element), _over_result(low, 1, lambda names: _as_i64(sorter.place(names)))]
 
 
-def _check_count(low: Lowering, source: Value, axis: int, k: int) -> None:
-    with low.builder:
-        enough = cmpi(size(source, axis), number(k, index), predicate="ge")
-        described = Described()
-        elements = f"{described.dim(buffer_type(source).shape[axis])} elements along axis {axis} of {described.type(source)}"
-        check(enough, f"topk: k={k} is more than the {elements}", (), described)
+def check_count(source: Value, axis: int, k: int) -> None:
+    """Checks that rows along an axis have k elements."""
+    enough = cmpi(size(source, axis), number(k, index), predicate="ge")
+    described = Described()
+    elements = f"{described.dim(buffer_type(source).shape[axis])} elements along axis {axis} of {described.type(source)}"
+    check(enough, f"topk: k={k} is more than the {elements}", (), described)
 
 
 def _selected_rows(low: Lowering, source: Value, axis: int, k: int, descending: bool) -> Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -101,32 +101,35 @@ class LowerToLinalg(Pass):
     preserves: ClassVar[Literal["bits", "values"]] = "values"
     keeps_types: ClassVar[bool] = True
 
+    keep: tuple[str, ...] = ()
+    """operations that stay as they are, for a pass that has another form for them"""
+
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
         at_load_time = load_time_graphs(module)
         for graph in walk_graphs(module):
             if graph.name in at_load_time:
                 continue
-            changed |= _lower_graph(graph, context)
+            changed |= _lower_graph(graph, self.keep, context)
         return changed
 
 
-def _lower_graph(graph: Graph, context: PassContext) -> bool:
+def _lower_graph(graph: Graph, keep: Collection[str], context: PassContext) -> bool:
     low = Lowering(graph, _effects.updated_parameters(graph))
-    changed = _lower_block(low, graph.block, context)
+    changed = _lower_block(low, graph.block, keep, context)
     for op in reversed(low.tensors):
         if not op.result.has_uses:
             op.erase()
     return changed
 
 
-def _lower_block(low: Lowering, block: Block, context: PassContext) -> bool:
+def _lower_block(low: Lowering, block: Block, keep: Collection[str], context: PassContext) -> bool:
     changed = False
     for op in list(block):
         if op.regions:
             buffers = _carried.enter(low, op) if _carried.hands_on_tensors(op) else None
             for region in op.regions:
-                changed |= _lower_block(low, region.block, context)
+                changed |= _lower_block(low, region.block, keep, context)
             if buffers is not None:
                 _carried.leave(low, op, buffers)
                 context.count(f"{op.definition.text_name} without tensors")
@@ -134,7 +137,7 @@ def _lower_block(low: Lowering, block: Block, context: PassContext) -> bool:
         if op.definition.dialect != "graph" or op.definition.is_terminator:
             continue
         name = op.definition.text_name
-        if _can_lower(low, op):
+        if name not in keep and _can_lower(low, op):
             _lower(low, op)
             context.count(f"{name} lowered")
             changed = True

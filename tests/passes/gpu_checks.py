@@ -18,6 +18,7 @@ from ir.printer import print_module
 from ir.references import load_time_graphs
 from passes.gpu._threads import is_host_control
 from passes.infra.verify_exec import describe_difference, entry_graphs, same_bits
+from passes.pipelines import PRESETS
 
 TO_LOOPS = "O2,collapse,lower-to-loops,widen-sums"
 CANONICAL = "split-reduction"
@@ -31,10 +32,11 @@ _ON_TOP = {
 }  # fmt: skip
 
 
-def loops(text: str) -> Module:
-    """A program at the level from which kernels are made."""
+def loops(text: str, keep: Sequence[str] = ()) -> Module:
+    """A program at the level from which kernels are made; ``keep`` names operations that stay tensor operations."""
     module = load(text)
-    apply(module, TO_LOOPS)
+    lowering = f"lower-to-linalg{{keep=[{', '.join(keep)}]}}"
+    apply(module, TO_LOOPS.replace("O2", PRESETS["O2"]).replace("lower-to-linalg", lowering))
     return module
 
 
@@ -97,10 +99,10 @@ def _fails_alike(after: Module, name: str, arrays: list[np.ndarray], sources: di
     raise AssertionError(f"expected an error: {want}\n{print_module(after)}")
 
 
-def mapped(text: str, pipeline: str, **options: Any) -> Module:
+def mapped(text: str, pipeline: str, keep: Sequence[str] = (), **options: Any) -> Module:
     """The program with kernels, which computes the same bits as its loops with canonical sums."""
     before = loops(text)
-    after = clone_module(before)
+    after = loops(text, keep) if keep else clone_module(before)
     apply(after, pipeline)
     apply(before, CANONICAL)
     same_as_before(before, after, **options)
