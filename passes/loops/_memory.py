@@ -85,10 +85,17 @@ def alias(a: Memory, b: Memory) -> Alias:
         if a.view is b.view:
             return "same"
         return "never" if a.view is not None and b.view is not None and _apart(a.view, b.view) else "maybe"
+    if _space(a) != _space(b):
+        return "never"  # memory on a GPU's chip, and that around it
     kinds = {a.kind, b.kind}
     if kinds == {"parameter"} or "unknown" in kinds:
         return "maybe"
     return "never"
+
+
+def _space(memory: Memory) -> str:
+    type_ = memory.base.type
+    return type_.space if isinstance(type_, MemRefType) else ""
 
 
 def _apart(a: Value, b: Value) -> bool:
