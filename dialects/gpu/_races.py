@@ -31,11 +31,12 @@ class Shadow:
         self.address, end = np.lib.array_utils.byte_bounds(root)
         self.cell = cell
         count = -(-(end - self.address) // cell)
-        self.writer = np.full(count, _NOBODY, np.int32)
+        # zeros, which take memory where they are touched only; who is nobody (-1), a thread or several, plus one
+        self.writer = np.zeros(count, np.int32)
         self.written = np.zeros(count, np.int32)
-        self.reader = np.full(count, _NOBODY, np.int32)
+        self.reader = np.zeros(count, np.int32)
         self.read = np.zeros(count, np.int32)
-        self.pending = np.full(count, _NOBODY, np.int32)
+        self.pending = np.zeros(count, np.int32)
         self.writing_block = np.zeros(count, np.int32)
         self.reading_block = np.zeros(count, np.int32)
 
@@ -157,7 +158,7 @@ class Races:
             return
         cells, who, parts = access.cells(shadow)
         self._check_pending(access, shadow, cells, who, parts, "read")
-        writer = shadow.writer[cells]
+        writer = shadow.writer[cells] - 1
         reader = -2 - who // 32 if together else who
         self._refuse(self._unordered(writer, shadow.written[cells], reader), access, reader, parts, "read", writer, "write")
         if self.several_blocks and not shared:
@@ -167,7 +168,8 @@ class Races:
             shadow.reading_block[cells] = np.where((seen == 0) | (seen == self.block), self.block, _SEVERAL_BLOCKS)
         self._remember_readers(shadow, cells, who)
         if together:
-            shadow.reader[cells] = np.where(shadow.reader[cells] == who, -2 - who // 32, shadow.reader[cells])
+            seen = shadow.reader[cells]
+            shadow.reader[cells] = np.where(seen == who + 1, -1 - who // 32, seen)
 
     def write(self, access: Access, shared: bool) -> None:
         """Raises ExecutionError when something is written that another thread reads or writes."""
@@ -176,10 +178,10 @@ class Races:
             return
         cells, who, parts = access.cells(shadow)
         self._check_pending(access, shadow, cells, who, parts, "write")
-        for other, time, verb in ((shadow.writer[cells], shadow.written[cells], "write"), (shadow.reader[cells], shadow.read[cells], "read")):
+        for other, time, verb in ((shadow.writer[cells] - 1, shadow.written[cells], "write"), (shadow.reader[cells] - 1, shadow.read[cells], "read")):
             self._refuse(self._unordered(other, time, who), access, who, parts, "write", other, verb)
-        shadow.writer[cells] = who
-        last = shadow.writer[cells]
+        shadow.writer[cells] = who + 1
+        last = shadow.writer[cells] - 1
         self._refuse(last != who, access, who, parts, "write", last, "write")
         shadow.written[cells] = self.clock
         if self.several_blocks and not shared:
@@ -193,15 +195,15 @@ class Races:
         self.write(access, True)
         if shadow is not None:
             cells, who, _ = access.cells(shadow)
-            shadow.pending[cells] = who
+            shadow.pending[cells] = who + 1
 
     def land(self, access: Access) -> None:
         """A copy that has landed: its thread sees it."""
         shadow = self.shadow(access.buffer, True)
         if shadow is not None:
             cells, who, _ = access.cells(shadow)
-            shadow.pending[cells] = _NOBODY
-            shadow.writer[cells] = who
+            shadow.pending[cells] = _NOBODY + 1
+            shadow.writer[cells] = who + 1
             shadow.written[cells] = self.clock
 
     def _unordered(self, other: Any, time: Any, who: Any) -> Any:
@@ -218,26 +220,25 @@ class Races:
         if self.alone:
             return
         warp = who // 32
-        before, time = shadow.reader[cells], shadow.read[cells]
+        before, time = shadow.reader[cells] - 1, shadow.read[cells]
         other = (before != _NOBODY) & (before != who) & (time >= self.block_barrier)
         same_warp = _warp_of(before) == warp
         several = other & same_warp & (time >= self.warp_barrier[warp])
         many = other & ~same_warp
-        shadow.reader[cells] = who
-        last = shadow.reader[cells]
+        shadow.reader[cells] = who + 1
+        last = shadow.reader[cells] - 1
         several |= (last != who) & (last // 32 == warp)
         many |= last // 32 != warp
-        shadow.reader[cells[several]] = -2 - warp[several]
-        if several.any():  # readers of other warps in this very operation
-            last = shadow.reader[cells]
-            many |= _warp_of(last) != warp
-        shadow.reader[cells[many]] = _MANY
+        if several.any():
+            shadow.reader[cells[several]] = -1 - warp[several]
+            many |= _warp_of(shadow.reader[cells] - 1) != warp  # readers of other warps in this very operation
+        shadow.reader[cells[many]] = _MANY + 1
         shadow.read[cells] = self.clock
 
     # -- complaints ----------------------------------------------------------------------------------------------------
 
     def _check_pending(self, access: Access, shadow: Shadow, cells: Cells, who: Any, parts: int, verb: str) -> None:
-        pending = shadow.pending[cells]
+        pending = shadow.pending[cells] - 1
         found = pending != _NOBODY
         if found.any():
             at = int(np.argmax(found))

@@ -178,7 +178,8 @@ class ThreadId(RegionOpDef):
         return (ScalarType(index),)
 
     def execute(self, interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
-        return (Lanes(np.arange(block_of(environment).threads)),)
+        threads = block_of(environment).threads
+        return (np.int64(0) if threads == 1 else Lanes(np.arange(threads)),)
 
 
 class Barrier(RegionOpDef):
