@@ -72,6 +72,7 @@ _LOOPS = (
 
 _CUDA = (
     "collapse",
+    "share-checks",
     # what is more than one nest, while its operations are seen, and nests that split and join heads
     "map-rope",
     "map-attention",
@@ -132,7 +133,9 @@ TARGETS: dict[str, Target] = {
 
 def _cuda_passes(**options: str) -> str:
     passes = [Template(p).substitute(options) for p in _CUDA if p.partition("$")[0] in pass_files()]
-    return ",".join(("O1", *_LINALG, *passes))
+    # what map-sorts has kernels for is left as it is
+    tensors = ("lower-to-linalg{keep=[sort, argsort, topk]}" if p == "lower-to-linalg" else p for p in _LINALG)
+    return ",".join(("O1", *tensors, *passes))
 
 
 PRESETS: dict[str, str] = {

@@ -80,6 +80,9 @@ def _map(op: Operation) -> None:
         places = None if name == "sort" else rows[-1]
         sort_rows(op.results[0].name, RowsOf(source, axis), descending, values, places)
         _hand_on(op, results)
+    made = x.defining_op
+    if made is not None and made.name == "memref.to_tensor" and not x.has_uses:
+        made.erase()
 
 
 def _buffer_of(x: Value) -> Value:
