@@ -52,7 +52,7 @@ def empty(shape: Sequence[int], dtype: Any = np.float32, device: str = "cuda") -
     if found is None:
         found = dtype_from_numpy(np.dtype(dtype))
     if found is None or (found.is_block and not shape):
-        raise GraphError(Diagnostic(f"arrays of {dtype} are not supported"))
+        raise GraphError(Diagnostic(f"arrays of {dtype if isinstance(dtype, str) else np.dtype(dtype)} are not supported"))
     return device_arrays.empty(open_device(device), TensorType(found, tensor_shape(found, tuple(int(n) for n in shape))))
 
 

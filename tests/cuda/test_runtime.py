@@ -39,8 +39,7 @@ from ir.dims import Dim, ceildiv, symbol
 from ir.inference import infer_module
 from ir.types import TensorType, f32, type_symbols
 
-needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulated device needs g++")
-pytestmark = needs_gxx
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulated device needs g++")
 
 SOURCE = """#include "graph_opt_device.h"
 
