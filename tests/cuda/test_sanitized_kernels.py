@@ -48,12 +48,13 @@ def test_kernels_are_right_and_every_removal_is_found(name: str) -> None:
         ("  y[go_block_x() % 2] = 1.0f;", "thread", "data race"),
         ("  if (go_thread() == 0) y[go_block_x() / 2] = 1.0f;", "thread", "data race"),
         (_NEIGHBOURS.replace("BARRIER", ""), "thread", "data race"),
+        ("  go_cp_async<16>(go_shared() + 16 * (go_thread() % 9), y);\n  go_cp_commit();\n  go_cp_wait<0>();", "thread", "data race"),
         ("  y[64 * go_block_x() + go_thread() + 64] = 1.0f;", "address", "heap-buffer-overflow"),
         ("  float *s = (float *)go_shared();\n  s[go_thread() + 1] = 1.0f;", "address", "heap-buffer-overflow"),
         ("  float local[4];\n  local[go_thread()] = 1.0f;\n  y[go_thread()] = local[0];", "address", "out of bounds"),
         ("  const int n = 0x7fffffff;\n  y[0] = (float)(n + (int)go_thread());", "address", "signed integer overflow"),
     ],
-    ids=["divergent", "warps-race", "blocks-race", "shared-race", "heap", "shared-end", "local", "overflow"],
+    ids=["divergent", "warps-race", "blocks-race", "shared-race", "copies-race", "heap", "shared-end", "local", "overflow"],
 )
 def test_planted_errors(body: str, sanitize: Literal["address", "thread"], report: str) -> None:
     if (reason := why_not(sanitize)) is not None:

@@ -284,7 +284,7 @@ extern "C" const void *go_peer(int lane, int line)
 
 /* -- asynchronous copies ---------------------------------------------------------------------------------------------- */
 
-extern "C" void go_copy_issue(const go_copy *copy, int line)
+extern "C" void go_copy_issue(const go_copy *copy, const unsigned *, int line)
 {
   if (now->copy_count == now->copy_room) {
     now->copy_room = now->copy_room ? 2 * now->copy_room : 16;

@@ -39,7 +39,7 @@ void go_meet(int place, int line);
 void go_exchange(int place, int line, const void *mine, int size);
 const void *go_peer(int lane, int line); /* what a lane brought to the last go_exchange */
 void go_misaligned(const void *address, int bytes, int line);
-void go_copy_issue(const go_copy *copy, int line);
+void go_copy_issue(const go_copy *copy, const unsigned *words, int line); /* words: read for the sanitizers alone */
 void go_copy_close(void);
 bool go_copy_land(int pending, go_copy *copy);
 }
@@ -68,12 +68,19 @@ GO_DEVICE void go_check_aligned(const void *address, int bytes, int line)
   if ((unsigned long long)address % (unsigned)bytes != 0) go_misaligned(address, bytes, line);
 }
 
+/* Accesses to memory are as wide as can be: ThreadSanitizer remembers the last four of each 8 bytes, so bytes would hide a race. */
+template <int SIZE> struct go_word { typedef unsigned long long __attribute__((may_alias)) type; };
+template <> struct go_word<1> { typedef unsigned char __attribute__((may_alias)) type; };
+template <> struct go_word<2> { typedef unsigned short __attribute__((may_alias)) type; };
+template <> struct go_word<4> { typedef unsigned __attribute__((may_alias)) type; };
+
 template <int N, class T> GO_DEVICE void go_move_aligned(T *to, const T *from GO_AT)
 {
   constexpr int size = N * (int)sizeof(T), width = size % 16 == 0 ? 16 : size & -size;
+  typedef typename go_word<width>::type word;
   go_check_aligned(to, width, line);
   go_check_aligned(from, width, line);
-  for (int i = 0; i < N; ++i) to[i] = from[i];
+  for (int i = 0; i < size / (int)sizeof(word); ++i) ((word *)to)[i] = ((const word *)from)[i];
 }
 
 /* -- shuffles --------------------------------------------------------------------------------------------------------- */
@@ -105,22 +112,35 @@ template <class T> GO_DEVICE T go_shuffle_index(T x, int lane, int width = 32 GO
 
 /* -- asynchronous copies ---------------------------------------------------------------------------------------------- */
 
+/* What a copy puts into its target, word by word; what is not valid is not read. */
+GO_DEVICE void go_copy_read(const go_copy *copy, unsigned *words)
+{
+  for (int i = 0; i < copy->bytes / 4; ++i) {
+    const int left = copy->valid - 4 * i;
+    words[i] = left >= 4 ? ((const go_word<4>::type *)copy->from)[i] : 0;
+    for (int k = 0; k < left && left < 4; ++k) words[i] |= (unsigned)copy->from[4 * i + k] << 8 * k;
+  }
+}
+
 /* The copy is done in go_cp_wait; until then the target holds garbage.  Both places are touched here, too, for the sanitizers. */
 template <int BYTES> GO_DEVICE void go_cp_async(void *to, const void *from, go_index valid = BYTES GO_AT)
 {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "4, 8 or 16 bytes");
   const go_copy copy = {(unsigned char *)to, (const unsigned char *)from, BYTES, valid >= BYTES ? BYTES : valid > 0 ? (int)valid : 0};
+  unsigned words[4];
   go_check_aligned(to, BYTES, line);
   go_check_aligned(from, BYTES, line);
-  for (int i = 0; i < copy.valid; ++i) (void)*(const volatile unsigned char *)(copy.from + i);
-  for (int i = 0; i < BYTES; ++i) copy.to[i] = i % 2 ? 0x7f : 0xff;
-  go_copy_issue(&copy, line);
+  go_copy_read(&copy, words);
+  for (int i = 0; i < BYTES / 4; ++i) ((go_word<4>::type *)to)[i] = 0x7fff7fffu;
+  go_copy_issue(&copy, words, line);
 }
 GO_DEVICE void go_cp_commit() { go_copy_close(); }
 template <int PENDING> GO_DEVICE void go_cp_wait()
 {
+  unsigned words[4];
   for (go_copy copy; go_copy_land(PENDING, &copy);) {
-    for (int i = 0; i < copy.bytes; ++i) copy.to[i] = i < copy.valid ? copy.from[i] : (unsigned char)0;
+    go_copy_read(&copy, words);
+    for (int i = 0; i < copy.bytes / 4; ++i) ((go_word<4>::type *)copy.to)[i] = words[i];
   }
 }
 
@@ -135,7 +155,8 @@ template <int COUNT, bool TRANSPOSED, class T> GO_DEVICE go_vec<T, 2 * COUNT> go
   go_vec<T, 2 * COUNT> r;
   for (int i = 0; i < 2 * COUNT; ++i) {
     const int two = 2 * (lane % 4) + i % 2, at = TRANSPOSED ? two : lane / 4;
-    r.v[i] = (*(const T *const *)go_peer(8 * (i / 2) + at, line))[TRANSPOSED ? lane / 4 : two];
+    const T *from = *(const T *const *)go_peer(8 * (i / 2) + at, line);
+    r.v[i] = from[TRANSPOSED ? lane / 4 : two];
   }
   return r;
 }
