@@ -186,11 +186,18 @@ def is_device_array(value: object) -> bool:
         return True
     if isinstance(value, (np.ndarray, np.generic, int, float, list, tuple)):
         return False
-    return hasattr(value, "__cuda_array_interface__") or hasattr(value, "__dlpack_device__")
+    return _has(value, "__dlpack_device__") or _has(value, "__cuda_array_interface__")
+
+
+def _has(value: object, name: str) -> bool:
+    """Whether a value has an attribute, which is not computed for that: some libraries' raise what they like."""
+    return hasattr(type(value), name) or name in getattr(value, "__dict__", ())
 
 
 def see(value: Any, device: Device, stream: int, name: str, location: AnyLocation | None) -> Seen:
     """An array in a device's memory, seen where it is; work for ``stream`` waits for what its library does with it.
+
+    DLPack is asked first, since torch says nothing of its streams otherwise.
 
     Raises GraphError for one of the host, of another device, with gaps, or of an element type that we don't have.
     """
@@ -198,11 +205,7 @@ def see(value: Any, device: Device, stream: int, name: str, location: AnyLocatio
         if value.device is not device:
             raise GraphError(Diagnostic(f"%{name}: the array is on {value.device.name}, the program on {device.name}", location))
         return Seen(value.address, value.shape, value.type.dtype, True, value)
-    interface = getattr(value, "__cuda_array_interface__", None)
-    if isinstance(interface, dict):
-        seen = _from_interface(value, interface, device, stream, name, location)
-    else:
-        seen = _from_dlpack(value, device, stream, name, location)
+    seen = (_from_dlpack if _has(value, "__dlpack_device__") else _from_interface)(value, device, stream, name, location)
     _check_place(seen, device, name, location)
     return seen
 
@@ -212,21 +215,23 @@ def type_of(seen: Seen) -> TensorType:
     return TensorType(seen.dtype, tensor_shape(seen.dtype, seen.shape))
 
 
-def _from_interface(value: Any, interface: dict[str, Any], device: Device, stream: int, name: str, location: AnyLocation | None) -> Seen:
+def _from_interface(value: Any, device: Device, stream: int, name: str, location: AnyLocation | None) -> Seen:
     try:
+        interface = value.__cuda_array_interface__
         shape = tuple(int(n) for n in interface["shape"])
         typestr, (address, read_only) = str(interface["typestr"]), interface["data"]
         given = np.dtype(typestr)
         dtype = dtype_from_numpy(given) if given.isnative else None
         strides = interface.get("strides")
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise GraphError(Diagnostic(f"%{name}: its __cuda_array_interface__ is not understood: {error}", location)) from None
     if dtype is None or dtype.is_block:
         raise GraphError(Diagnostic(f"%{name}: arrays of {typestr} are not supported", location))
     if strides is not None:
         _check_strides(shape, tuple(int(s) // dtype.itemsize for s in strides), name, location)
     theirs = interface.get("stream")
-    if theirs is not None and int(theirs) not in (LEGACY, stream, device.stream):
+    waited = (stream, device.stream, LEGACY) if stream == device.stream else (stream, device.stream)
+    if theirs is not None and int(theirs) not in waited:
         _wait_for(device, int(theirs), stream)
     return Seen(int(address or 0), shape, dtype, not read_only, value)
 
