@@ -8,23 +8,20 @@ from dataclasses import dataclass
 from ir.builder import Builder
 from ir.core import Block, Operation, Value
 from ir.dims import Dim, exact_div, floordiv, mod
-from ir.types import DType, ScalarType
+from ir.types import DType
 from passes.gpu._copying import Copier, drop_unused
 from passes.gpu._elements import Run, find_runs, run_width
-from passes.gpu._kernels import LINE, WARP, barrier, equal, launch, less, local, named, results_when, shared, split_index, thread, when
-from passes.gpu._rows import LANES, Reduction, Rows, chosen, part_size, row_kernel_name
+from passes.gpu._kernels import LINE, WARP, barrier, equal, launch, local, named, shared, split_index, thread, when
+from passes.gpu._row_sums import OrderedSum
+from passes.gpu._rows import Reduction, Rows, part_size, row_kernel_name
 from passes.gpu._threads import ParallelNest, hand_over, parallel_nest
-from passes.loops._blocks import index_value, load, loop, store
-from passes.loops._loops import accesses, body, value_symbol
+from passes.loops._blocks import load, loop, store
+from passes.loops._loops import accesses, body
 from passes.loops._memory import Access as Touched
 from passes.loops._memory import alias, all_accesses, stored_value
 
 _PRIVATE_BYTES = 64 * 1024
 """Shared memory that parts of a row take at most; larger ones stay in global memory, where caches hold them."""
-_PIECE = 4096
-"""Terms of a sum that wait in shared memory at most."""
-_PIECE_UNKNOWN = 1024
-"""The same where the length of rows is not known."""
 
 
 def threads_for(counts: Sequence[Dim]) -> int:
@@ -71,13 +68,9 @@ class LongRows:
         for step in self.rows.steps:
             found = all_accesses([step])
             if self._meets(found):
-                self._barrier()
+                self.barrier()
             self.touched += found
             self._step(step)
-
-    def _barrier(self) -> None:
-        barrier()
-        self.touched = []
 
     def _meets(self, found: Sequence[Touched]) -> bool:
         """Whether memory is touched that other threads have touched since they met, and one of both writes."""
@@ -91,7 +84,7 @@ class LongRows:
             if reduction.is_free:
                 self._any_order(reduction)
             else:
-                _InOrder(self, reduction).build()
+                OrderedSum(self, reduction).build()
         elif step.name == "memref.store":
             when(equal(self.at, 0, "first"), lambda: self.copier.copy([step], self.near))
         else:
@@ -164,11 +157,16 @@ class LongRows:
                 store(value, part, warp)
 
         when(equal(lane, 0, "first"), put)
-        self._barrier()
+        self.barrier()
         return loop(
             "w", 1, warps, 1, lambda w, *acc: [step.combine(n, a, load(p, w)) for n, (a, p) in enumerate(zip(acc, parts, strict=True))],
             [load(part, 0) for part in parts],
         )  # fmt: skip
+
+    def barrier(self) -> None:
+        """All threads meet: what each has touched until now, the others may touch."""
+        barrier()
+        self.touched = []
 
     def share(self, name: str, value: Value, dtype: DType) -> Value:
         """A value of the first thread, for all; the caller puts a barrier between this and :func:`load`."""
@@ -234,157 +232,3 @@ class Piece:
 
         copier.copy(self.ops, special)
         drop_unused(place)
-
-
-class _InOrder:
-    """A sum whose order is fixed: all threads compute its terms, one warp adds them, piece by piece through shared memory.
-
-    The body is cut in two: what depends on the carried values is the chain, the rest are terms.
-    """
-
-    def __init__(self, rows: LongRows, step: Reduction) -> None:
-        self.rows, self.step, self.copier = rows, step, rows.copier
-        self.block = body(step.op)
-        self.variable, *self.carried = self.block.arguments
-        self.lanes = 1 if step.in_order else LANES
-        self.chain = self._chain()
-        chained = set(self.chain)
-        self.terms = [op for op in self.block if op not in chained and not op.definition.is_terminator]
-        self.waiting = self._waiting(chained)
-
-    def _chain(self) -> list[Operation]:
-        """The operations that depend on carried values, and what is so cheap that the chain does it itself."""
-        varying = set(self.carried)
-        found = []
-        for op in self.block:
-            if not op.definition.is_terminator and any(v in varying for v in op.operands):
-                found.append(op)
-                varying.update(op.results)
-        return found
-
-    def _is_near(self, op: Operation) -> bool:
-        """Whether an operation loads an element of the row that is in shared memory."""
-        return op.name == "memref.load" and accesses(op)[0].buffer in self.rows.shared
-
-    def _waiting(self, chained: set[Operation]) -> list[Value]:
-        """The terms that the chain needs; casts to wider numbers and loads from shared memory are done in the chain instead."""
-        needed = [v for op in self.chain for v in op.operands if self._is_term(v, chained)]
-        assert self.block.terminator is not None
-        needed += [v for v in self.block.terminator.operands if self._is_term(v, chained)]
-        found: dict[Value, None] = {}
-        moved: list[Operation] = []
-        while needed:
-            value = needed.pop(0)
-            op = value.defining_op
-            if op is not None and (op.name in ("arith.extf", "arith.constant") or self._is_near(op)):
-                moved.append(op)
-                needed += [v for v in op.operands if self._is_term(v, chained)]
-            elif isinstance(value.type, ScalarType):
-                found[value] = None
-        self.chain = [op for op in self.block if op in chained or op in moved]
-        return list(found)
-
-    def _is_term(self, value: Value, chained: set[Operation]) -> bool:
-        op = value.defining_op
-        return op is not None and op.block is self.block and op not in chained
-
-    def build(self) -> None:
-        """Builds it."""
-        count = self.step.count
-        piece = min(_PIECE, -(-count // LANES) * LANES) if isinstance(count, int) else _PIECE_UNKNOWN
-        initial = [self.copier.now(v) for v in self.step.initial] if self.step.in_order else self.step.identities()
-        self.buffers: dict[Value, Value] = {}
-        for value in self.waiting:
-            assert isinstance(value.type, ScalarType)
-            self.buffers[value] = shared(f"{value.name}.terms", value.type.dtype, piece)
-        if not self.waiting:
-            values = self._chain_of(0, count, initial)
-        elif isinstance(count, int) and count <= piece:
-            values = self._piece(0, count, initial, last=True)
-        else:
-            values = loop("piece", 0, count, piece, lambda p, *acc: self._piece(p, self._size(p, piece, count), list(acc)), initial)
-        self._share(values)
-
-    def _size(self, start: Dim, piece: int, count: Dim) -> Dim:
-        return value_symbol(index_value("min", count - start, piece, name="size"))
-
-    def _piece(self, start: Dim, size: Dim, values: Sequence[Value], last: bool = False) -> list[Value]:
-        """One piece: terms by all threads, then the chain."""
-        self._store_terms(start, size)
-        barrier()
-        found = self._chain_of(start, size, values)
-        if not last:
-            barrier()
-        return found
-
-    def _store_terms(self, start: Dim, size: Dim) -> None:
-        assert self.variable.owner is self.block
-        needed = self._needed()
-
-        def element(at: Dim) -> None:
-            place = self.copier.set(self.variable, start + at)
-            self.copier.copy(needed, self.rows.near)
-            for value, buffer in self.buffers.items():
-                store(self.copier.now(value), buffer, at)
-            drop_unused(place)
-
-        loop("e", self.rows.at, size, self.rows.threads, element)
-
-    def _needed(self) -> list[Operation]:
-        """The operations that terms are made of."""
-        wanted, found = set(self.waiting), set()
-        for op in reversed(self.terms):
-            if any(r in wanted for r in op.results):
-                found.add(op)
-                wanted.update(op.operands)
-        return [op for op in self.terms if op in found]
-
-    def _chain_of(self, start: Dim, size: Dim, values: Sequence[Value]) -> list[Value]:
-        """The chain over a piece, by the first warp; its lanes are lanes of the sum, twice."""
-
-        def chain() -> list[Value]:
-            if self.lanes == 1:
-                return loop("k", 0, size, 1, lambda k, *acc: self._round(start, k, acc), values)
-            lane = named("lane", mod(self.rows.at, LANES))
-            full, rest = floordiv(size, LANES), mod(size, LANES)
-            found: list[Value] = list(values)
-            if full != 0:
-                found = loop("k", 0, full, 1, lambda k, *acc: self._round(start, LANES * k + lane, acc), found)
-            if rest == 0:
-                return found
-            end = value_symbol(index_value("min", LANES * full + lane, size - 1, name="last"))
-            if isinstance(rest, int):
-                end_values = self._round(start, end, found)
-                used = less(lane, rest, "used")
-                return [chosen(used, new, old) for new, old in zip(end_values, found, strict=True)]
-            return loop("rest", LANES * full, size, LANES, lambda k, *acc: self._last(start, k + lane, size, acc), found)
-
-        return results_when(less(self.rows.at, WARP, "adds"), chain, list(values))
-
-    def _last(self, start: Dim, at: Dim, size: Dim, values: Sequence[Value]) -> list[Value]:
-        """The round of which only some lanes are used."""
-        place = value_symbol(index_value("min", at, size - 1, name="last"))
-        used = less(at, size, "used")
-        return [chosen(used, new, old) for new, old in zip(self._round(start, place, values), values, strict=True)]
-
-    def _round(self, start: Dim, at: Dim, values: Sequence[Value]) -> list[Value]:
-        self.copier.mapping.update(zip(self.carried, values, strict=True))
-        for value, buffer in self.buffers.items():
-            self.copier.become(value, load(buffer, at, name=value.name))
-        place = self.copier.set(self.variable, start + at)
-        self.copier.copy(self.chain, self.rows.near)
-        drop_unused(place)
-        assert self.block.terminator is not None
-        return [self.copier.now(v) for v in self.block.terminator.operands]
-
-    def _share(self, values: Sequence[Value]) -> None:
-        """Hands the result of the first warp to all threads."""
-        step = self.step
-        if not step.in_order:
-            values = [step.across(n, v, LANES) for n, v in enumerate(values)]
-        places = [self.rows.share(f"{r.name}.sum", v, step.dtype(n)) for n, (r, v) in enumerate(zip(step.op.results, values, strict=True))]
-        self.rows._barrier()
-        for n, place in enumerate(places):
-            value = load(place, 0)
-            result = value if step.in_order else step.combine(n, self.copier.now(step.initial[n]), value)
-            self.copier.become(step.op.results[n], result)

@@ -15,7 +15,7 @@ from passes.gpu._kernels import warp_reduce
 from passes.gpu._threads import ParallelNest, inside_of, is_lowered, own_buffers, parallel_nest
 from passes.loops._blocks import active, number
 from passes.loops._loops import Access, accesses, body, depends_on, extent, initial_values, ranges, read_layout, tag_of, value_symbol
-from passes.loops._memory import all_accesses
+from passes.loops._memory import alias, all_accesses, memory_of
 from passes.loops.split_reduction import combiners, identity_of, is_rounded
 
 LANES = 16
@@ -33,7 +33,8 @@ _KINDS = {
 class Reduction:
     """A loop along the row that carries values.
 
-    ``combiners`` are what combines partial values, empty where the loop has to run in order.
+    ``combiners`` are what combines partial values, empty where the loop has to run in order: what ``split-reduction`` leaves alone, sums
+    that are tagged ``serial``, and running sums, which rounds store.
     """
 
     op: Operation
@@ -141,15 +142,27 @@ def _reduction(loop: Operation) -> Reduction | None:
     inside = [o for o in body(loop) if not o.definition.is_terminator]
     if not loop.results or bounds.start != 0 or bounds.step != 1 or not all(isinstance(r.type, ScalarType) for r in loop.results):
         return None
-    if any(o.regions or not (is_pure(o) or o.name == "memref.load") for o in inside):
+    stores = [o for o in inside if o.name == "memref.store"]
+    if any(o.regions or not (is_pure(o) or o.name in ("memref.load", "memref.store")) for o in inside) or not _apart(loop, stores):
         return None
     if tag_of(loop) == "serial" and not _follows(loop):
         return None  # neighbouring threads take neighbouring columns
     found = combiners(loop) or []
     free = bool(found) and not any(is_rounded(c) for c in found)
-    if any(c not in _KINDS for c in found) or (not free and tag_of(loop) != "reduce"):
+    if stores or any(c not in _KINDS for c in found) or (not free and tag_of(loop) != "reduce"):
         found = []
     return Reduction(loop, tuple(found))
+
+
+def _apart(loop: Operation, stores: Sequence[Operation]) -> bool:
+    """Whether each round stores to places of its own, which no round loads."""
+    own = value_symbol(body(loop).arguments[0])
+    loaded = [a.memory for a in all_accesses([loop]) if not a.writes]
+    for op in stores:
+        (access,) = accesses(op)
+        if not any(i.expr == own for i in access.indices) or any(alias(memory_of(access.buffer), m) != "never" for m in loaded):
+            return False
+    return len({accesses(op)[0].buffer for op in stores}) == len(stores)
 
 
 def _follows(loop: Operation) -> bool:

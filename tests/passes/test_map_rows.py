@@ -137,3 +137,27 @@ def test_options_are_checked() -> None:
         MapRows(threads=48)
     with pytest.raises(ValueError, match="short"):
         MapRows(short=-1)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64", "i64"])
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_running_sums_are_a_chain_that_all_threads_feed(dtype: str, size: int) -> None:
+    text = f"graph @main(%x: {dtype}[B, {size}]) -> {dtype}[B, {size}] {{\n  %y = cumsum(%x, axis=1)\n  return %y\n}}"
+    module = mapped(text, "map-rows,map-serial", sizes=((2,),))
+    assert_mapped(module)
+    assert len(rows_of(module)) == 1
+
+
+def test_running_sums_of_unknown_length() -> None:
+    text = "graph @main(%x: f32[B, N]) -> f32[B, N] {\n  %y = cumsum(%x, axis=1)\n  return %y\n}"
+    module = mapped(text, "map-rows,map-serial", sizes=((2, 3), (2, 0)))
+    assert rows_of(module) == [128] and "running" in print_module(module)
+
+
+def test_running_sums_go_on_in_the_next_piece() -> None:
+    text = "graph @main(%x: i32[N]) -> i32[N] {\n  %y = cumsum(%x)\n  return %y\n}"
+    module = loops(text)
+    apply(module, "map-rows")
+    given = np.random.default_rng(2).integers(-9, 9, 1030).astype(np.int32)
+    (found,) = Interpreter(module, quiet=True).run(module.graphs["main"], [given])
+    assert (found == np.cumsum(given)).all()
