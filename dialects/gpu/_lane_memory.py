@@ -182,6 +182,25 @@ def _store(interpreter: Any, op: Operation, operands: list[Any], environment: An
     return ()
 
 
+def _copy(interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
+    """Every thread that runs copies the whole: a race, where it isn't into a buffer of its own or by one thread alone."""
+    state = environment.block_state
+    for number, (buffer, value) in enumerate(zip(operands, op.operands, strict=True)):
+        if not isinstance(buffer, Lanes):
+            rank = buffer.ndim
+            index = tuple(np.arange(n).reshape(1, *(1,) * axis, -1, *(1,) * (rank - 1 - axis)) for axis, n in enumerate(buffer.shape))
+            touch = state.races.write if number else state.races.read
+            type_ = interpreter.static_type(value)
+            touch(Access(value.name, buffer, index, state.active), isinstance(type_, MemRefType) and type_.space == "shared")
+    source, target = operands
+    given = source.array[state.active] if isinstance(source, Lanes) else source
+    if isinstance(target, Lanes):
+        write(target.array, state.active, given)
+    else:
+        write(target, ..., given[-1] if isinstance(source, Lanes) else given)
+    return ()
+
+
 def _prefetch(interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
     return ()
 
@@ -220,6 +239,6 @@ def _affine(interpreter: Any, op: Operation, operands: list[Any], environment: A
     return (Lanes(np.asarray(result)) if np.ndim(result) else np.int64(result),)
 
 
-TOGETHER |= {"memref.load": _load, "memref.store": _store, "vector.load": _load, "vector.store": _store}
+TOGETHER |= {"memref.load": _load, "memref.store": _store, "vector.load": _load, "vector.store": _store, "memref.copy": _copy}
 APART |= {"memref.prefetch": _prefetch, "memref.view": _view, "memref.reshape": _view, "memref.dim": _dim}
 APART |= dict.fromkeys(("affine.apply", "affine.min", "affine.max", "affine.align_down"), _affine)

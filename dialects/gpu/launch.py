@@ -49,7 +49,7 @@ def captured_values(op: Operation) -> list[Value]:
 
 def written_values(op: Operation) -> set[Value]:
     """Buffers that stores in the regions of ``op`` write, and what they are views of."""
-    found = {n.operands[_target(n)] for n in op.walk() if n.name in ("memref.store", "vector.store")}
+    found = {_target(n) for n in op.walk() if n.name in ("memref.store", "vector.store", "memref.copy")}
     pending = list(found)
     while pending:
         made = pending.pop().defining_op
@@ -59,9 +59,11 @@ def written_values(op: Operation) -> set[Value]:
     return found
 
 
-def _target(op: Operation) -> int:
-    accesses = [a for a in layout_of(op) if isinstance(a, AccessArg)]
-    return accesses[-1].position
+def _target(op: Operation) -> Value:
+    """The buffer that a store or a copy writes."""
+    if op.name == "memref.copy":
+        return op.operands[1]
+    return op.operands[next(a.position for a in layout_of(op) if isinstance(a, AccessArg))]
 
 
 class Launch(RegionOpDef):
@@ -75,7 +77,8 @@ class Launch(RegionOpDef):
     ``name`` is what the kernel is called in CUDA C; ``tag`` is a name by which passes address the launch.  ``min_blocks`` blocks are to
     fit on a multiprocessor at a time: so many registers at most has a thread (0: as many as it likes).
 
-    Raises an error when threads wait for each other for ever.
+    Raises an error when two threads use one element and one of them writes it, with no barrier between (blocks: in one launch), when
+    only some threads come to what they do together, and when a ``gpu.cp_async`` is not waited for.
 
     Example::
 
@@ -185,7 +188,9 @@ class ThreadId(RegionOpDef):
 class Barrier(RegionOpDef):
     """Waits until every thread of the block (``scope="warp"``: of the warp) is here, and sees what they have stored until then.
 
-    All threads must come to the same barrier, so it may not stand where only some go.
+    All threads must come to the same barrier, so it may not stand where only some go: inside of a choice or a loop whose condition or
+    rounds depend on the thread.  For the barrier of a warp they may depend on the number of the warp, ``%t floordiv 32``, or ``%t < 64``.
+    Nothing else puts accesses of several threads in order: shuffles and products of a warp don't.
 
     Example, neighbours change places::
 

@@ -177,6 +177,16 @@ def test_blocks_and_launches_are_in_order():
     run(kernel("gpu.barrier()").replace("  return", "  " + one.format("a") + one.format("b") + "return"))
 
 
+COPIED = "%s = gpu.alloc() : memref<f32[256], shared>\n%l = gpu.alloc() : memref<f32[256], local>\n"
+
+
+def test_whole_buffers():
+    run(kernel(COPIED + "memref.copy(%A, %l)\n%x = memref.load(%l[%t]) : f32\nmemref.store(%x, %C[%t])"))
+    run(kernel(COPIED + "memref.copy(%A, %s)\n%x = memref.load(%s[5]) : f32", 1))
+    assert "thread 0 writes %s[0], which thread 63 writes too" in refused(kernel(COPIED + "memref.copy(%A, %s)"))
+    assert "thread 0 writes %C[0], which thread 63 writes too" in refused(kernel(COPIED + "memref.copy(%A, %C)"))
+
+
 # -- copies ------------------------------------------------------------------------------------------------------------
 
 COPY = "%s = gpu.alloc() : memref<f32[64], shared>\ngpu.cp_async(%A[%t:+1], %s[%t:+1])\n"
