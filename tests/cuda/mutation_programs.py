@@ -16,6 +16,7 @@ from ir.core import Graph
 from ir.types import TensorType, substitute_type
 from passes.gpu._product_schedules import CORES, TILES
 from passes.pipelines import PRESETS
+from tests.digit_programs import FORMATS, product_text
 
 Array = np.ndarray[Any, Any]
 
@@ -87,6 +88,12 @@ def _cores() -> Iterator[Subject]:
         yield Subject(f"cores-{schedule.name}-f16", text, sizes, products=options)
 
 
+def _digits() -> Iterator[Subject]:
+    """Products with packed weights: one row, a few, and many."""
+    for format_ in FORMATS:
+        yield Subject(f"digits-{format_}", product_text(format_, 37, 160, 2), ({"S": 1}, {"S": 7}, {"S": 69}), below=60)
+
+
 SUBJECTS: tuple[Subject, ...] = (
     # elementwise
     Subject("elements", graph("%x: f32[M, N], %y: f32[N]", "f32[M, N]", "%s = add(%x, %y)", "%z = silu(%s)"), ({"M": 5, "N": 77},)),
@@ -105,12 +112,19 @@ SUBJECTS: tuple[Subject, ...] = (
         graph("%x: f32[M, N], %w: f32[N], %b: f32[N]", "f32[M, N]", "%y = layernorm(%x, weight=%w, bias=%b)"),
         ({"M": 5, "N": 133}, {"M": 2, "N": 2100}),
     ),
-    Subject("argmax", graph("%x: f32[M, N]", "i64[M]", "%y = argmax(%x, axis=1)"), ({"M": 5, "N": 133},)),
+    Subject("argmax", graph("%x: f32[M, N]", "i64[M]", "%y = argmax(%x, axis=1)"), ({"M": 5, "N": 133}, {"M": 2, "N": 2100})),
     Subject("sum-rows", graph("%x: f32[M, N]", "f32[M]", "%y = sum(%x, axes=[1])"), ({"M": 5, "N": 133}, {"M": 2, "N": 2100})),
     Subject("sum-columns", graph("%x: f32[M, N]", "f32[N]", "%y = sum(%x, axes=[0])"), ({"M": 37, "N": 43},)),
-    Subject("running-sum", graph("%x: f32[B, N]", "f32[B, N]", "%y = cumsum(%x, axis=1)"), ({"B": 3, "N": 77},)),
-    Subject("top-k", graph("%x: f32[B, N]", "f32[B, 3]", "%y, %i = topk(%x, k=3)"), ({"B": 3, "N": 77},)),
-    Subject("sort", graph("%x: f32[B, N]", "f32[B, N]", "%y = sort(%x)"), ({"B": 3, "N": 77},)),
+    Subject("running-sum", graph("%x: f32[B, N]", "f32[B, N]", "%y = cumsum(%x, axis=1)"), ({"B": 3, "N": 77}, {"B": 2, "N": 2100})),
+    Subject("top-k", graph("%x: f32[B, N]", "f32[B, 3]", "%y, %i = topk(%x, k=3)"), ({"B": 3, "N": 77}, {"B": 1, "N": 2100})),
+    Subject("argsort", graph("%x: f32[B, N]", "i64[B, N]", "%y = argsort(%x)"), ({"B": 3, "N": 77}, {"B": 1, "N": 2100})),
+    Subject("top-p", graph("%p: f32[B, N]", "f32[B, N]", "%s = softmax(%p)", "%q = top_p(%s, p=0.9)"), ({"B": 3, "N": 77}, {"B": 1, "N": 2100})),
+    Subject(
+        "sample",
+        graph("%p: f32[B, N], %s: i64[]", "i64[B, 2]", "%q = softmax(%p)", "%i = multinomial(%q, %s, num_samples=2)"),
+        ({"B": 3, "N": 77}, {"B": 1, "N": 2100}),
+    ),
+    Subject("sort", graph("%x: f32[B, N]", "f32[B, N]", "%y = sort(%x)"), ({"B": 3, "N": 77}, {"B": 1, "N": 2100})),
     # products: few rows; every schedule of tiles comes below
     Subject("row", graph("%a: f32[1, 1300], %w: f32[37, 1300]", "f32[1, 37]", "%c = linear(%a, %w)"), short=True),
     Subject(
@@ -125,14 +139,15 @@ SUBJECTS: tuple[Subject, ...] = (
         ({"M": 13, "J": 451, "L": 11}, {"M": 1, "J": 25, "L": 1}),
         products="tier=rows",
     ),
-    Subject("versions", graph("%a: f32[M, 44], %b: f32[44, 72]", "f32[M, 72]", "%c = matmul(%a, %b)"), ({"M": 5}, {"M": 20}, {"M": 70})),
+    Subject("versions", graph("%a: f32[M, 44], %b: f32[44, 72]", "f32[M, 72]", "%c = matmul(%a, %b)"), ({"M": 5}, {"M": 20}, {"M": 70}, {"M": 1030})),
     *_tiles(),
     *_cores(),
+    *_digits(),
     # attention
     Subject(
         "attention",
         graph("%q: f32[B, 2, S, 16], %k: f32[B, 1, S, 16], %v: f32[B, 1, S, 16]", "f32[B, 2, S, 16]", "%o = attention(%q, %k, %v, causal=true)"),
-        ({"B": 2, "S": 37}, {"B": 1, "S": 1}, {"B": 1, "S": 261}),
+        ({"B": 2, "S": 37}, {"B": 1, "S": 1}, {"B": 1, "S": 5}, {"B": 1, "S": 261}),
     ),
     Subject(
         "attention-decode",
@@ -144,6 +159,7 @@ SUBJECTS: tuple[Subject, ...] = (
 
 IDLE: dict[str, str] = {
     "adds": "only one half-warp adds; the other threads would add the same numbers of shared memory, and what they have is not used",
+    "is_needed": "products of few rows: threads without rows would compute the last ones again, and store nothing",
     "is_tile": "no copies where no tile is left; their numbers of valid elements are 0, so they would write zeros that nobody reads",
 }
 """Conditions that guard no memory but save work, by their names in CUDA C, and why nothing changes without them."""
