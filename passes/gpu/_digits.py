@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-from dialects.arith.bits import andi, shrui
-from dialects.arith.cast import extf, index_cast
+from dialects.arith.bits import andi, ori, shli, shrui
+from dialects.arith.cast import extf, extsi, index_cast
 from dialects.arith.comparison import cmpi, select
 from dialects.arith.dot import dot4
 from dialects.arith.floats import mulf
@@ -36,6 +36,7 @@ from passes.gpu._kernels import (
     local,
     named,
     shared,
+    shuffle,
     split_index,
     thread,
     value_of,
@@ -130,6 +131,98 @@ class LaneWeights:
         return extf(found, result_type=ScalarType(f32), name=name)  # type: ignore[no-any-return]
 
 
+class StoredDigits:
+    """Activations as ``split_digits`` has stored them."""
+
+    def __init__(self, x: Activations) -> None:
+        self.rows, self.digits, self.stored = x.rows, x.digits, x
+
+    def begin(self, lane: Dim, places: int) -> None:
+        """In front of all blocks; ``places`` are where those of a panel may be kept at a time."""
+
+    def prepare(self, row: Dim, block: Dim, place: Dim) -> None:
+        """In front of a block."""
+
+    def words(self, row: Dim, block: Dim, digit: int, first: int) -> Value:
+        """Four words of a digit, from one on."""
+        return load(self.stored.words, row, ((block * self.digits + digit) * WORDS + first, 4), name="digits")
+
+    def factors(self, row: Dim, block: Dim) -> tuple[Value, Value]:
+        """The scale, and the scale times the sum of the integers."""
+        found = load(self.stored.scales, row, (2 * block, 2), name="scales")
+        return extract(found, position=(0,), name="s"), extract(found, position=(1,), name="total")
+
+    def sum(self, row: Dim, block: Dim, digit: int) -> Value:
+        """The sum of a digit."""
+        return load(self.stored.sums, row, block * self.digits + digit, name="sum")
+
+
+class OwnDigits(StoredDigits):
+    """One row of floats: a warp splits the blocks that it multiplies, once for each panel, so nobody has to wait for another kernel."""
+
+    def __init__(self, x: Value, digits: int) -> None:
+        *front, size = buffer_type(x).shape
+        self.rows, self.digits = product(front), digits
+        self.x = reshaped(x, self.rows, size)
+
+    def begin(self, lane: Dim, places: int) -> None:
+        self.lane, self.near = lane, shared("digits.near", i32, places, self.digits, WORDS)
+
+    def prepare(self, row: Dim, block: Dim, place: Dim) -> None:
+        self.split, self.place = _SplitBlock(self.x, self.digits, self.lane), place
+        self.split.block(row, block)
+        for n, digit in enumerate(self.split.found):
+            word = self._word(digit)
+            when(equal(mod(self.lane, 4), 0, "first"), partial(store, word, self.near, place, n, floordiv(self.lane, 4)))
+        barrier("warp")
+
+    def _word(self, digit: Value) -> Value:
+        """The digits of four lanes as one word, in each of them."""
+        byte = andi(extsi(digit, result_type=ScalarType(i32)), number(255, i32, "byte"))
+        found = shli(byte, index_cast(value_of(8 * mod(self.lane, 4), "move"), result_type=ScalarType(i32)))
+        for by in (1, 2):
+            found = ori(found, shuffle(found, by=by), name="word")
+        return found  # type: ignore[no-any-return]
+
+    def words(self, row: Dim, block: Dim, digit: int, first: int) -> Value:
+        return load(self.near, self.place, digit, (first, 4), name="digits")
+
+    def factors(self, row: Dim, block: Dim) -> tuple[Value, Value]:
+        return self.split.once[0], self.split.once[1]
+
+    def sum(self, row: Dim, block: Dim, digit: int) -> Value:
+        return self.split.sums_found[digit]
+
+
+class _SplitBlock(Split):
+    """A block in the lanes of a warp: nothing is stored."""
+
+    def __init__(self, x: Value, digits: int, lane: Dim) -> None:
+        self.x, self.count, self.lane = x, digits, lane
+        self.scales: Any = "scales"
+        self.sums: Any = "sums"
+        self.found: list[Value] = []
+        self.sums_found: list[Value] = []
+        self.once: dict[int, Value] = {}
+        self.start()
+
+    def load(self, row: Dim, block: Dim) -> Value:
+        return load(self.x, row, BLOCK * block + self.lane, name="x")
+
+    def reduce(self, x: Value, kind: Literal["add", "max"], name: str) -> Value:
+        return warp_reduce(x, kind, name=name)
+
+    def store_digit(self, digit: Value, row: Dim, block: Dim, number: int) -> None:
+        self.found.append(digit)
+
+    def store(self, value: Value, buffer: Any, *places: Dim) -> None:
+        if buffer == "sums":
+            self.sums_found.append(value)
+        else:
+            assert isinstance(places[-1], int)
+            self.once[places[-1]] = value
+
+
 class LaneProduct:
     """``digit_linear``: ``rows`` rows of activations at a time.
 
@@ -137,7 +230,7 @@ class LaneProduct:
     then one warp for each row adds them in order.  Otherwise a warp goes through all blocks of its panel and rows.
     """
 
-    def __init__(self, x: Activations, weights: Weights, out: Value, rows: int, shared_steps: bool, name: str) -> None:
+    def __init__(self, x: StoredDigits, weights: Weights, out: Value, rows: int, shared_steps: bool, name: str) -> None:
         blocks = weights.blocks
         assert isinstance(blocks, int)
         self.x, self.weights, self.rows, self.shared_steps, self.name = x, weights, rows, shared_steps, name
@@ -167,7 +260,7 @@ class LaneProduct:
 
         def rows() -> None:
             def block(b: Dim, sums: Value) -> Value:
-                factor, exact, minimum = self._block(b)
+                factor, exact, minimum = self._block(b, 0)
                 sums = fma(factor, exact, sums, name="sums")
                 return sums if minimum is None else fma(minimum, load(self.totals, (0, self.rows), 1, keep=True, name="total"), sums, name="sums")
 
@@ -182,9 +275,12 @@ class LaneProduct:
     def _together(self, panel: Dim, tile: Dim) -> None:
         minimum, rows = self.weights.format.minimum, self.rows
         self.kept = shared("kept", f32, self.piece, 2 * rows + minimum, ROWS)
+        if minimum:
+            self.kept_totals = shared("totals.kept", f32, self.piece, rows)
         sum_ = local("sum", f32, 1)
         warp, lane = warp_of(thread())
         self._begin(panel, lane, tile)
+        self.x.begin(lane, self.piece)
         store(self.zero, sum_, 0)
 
         def piece(start: Dim) -> None:
@@ -207,12 +303,15 @@ class LaneProduct:
         """Computes a block, exactly, for all rows, and leaves it and its factors at a place."""
 
         def block() -> None:
-            factor, exact, minimum = self._block(named("block", start + place))
+            factor, exact, minimum = self._block(named("block", start + place), place)
             for i in range(self.rows):
                 for n, value in enumerate((factor, exact)):
                     store(extract(value, position=(i, 0)), self.kept, place, 2 * i + n, lane)
             if minimum is not None:
                 store(minimum, self.kept, place, 2 * self.rows, lane)
+                first = equal(lane, 0, "first")
+                for i in range(self.rows):
+                    when(first, partial(store, load(self.totals, i, 1, name="total"), self.kept_totals, place, i))
 
         if self.pieces * self.piece == self.blocks:
             block()
@@ -221,7 +320,6 @@ class LaneProduct:
 
     def _add(self, sum_: Value, start: Dim, row: Dim, lane: Dim) -> None:
         """Adds the blocks of a piece to the sum of a row, in ascending order."""
-        at = least("row", self.first + row, self.x.rows - 1) if self.rows > 1 else self.first
 
         def one(b: Dim, total: Value) -> Value:
             factor, exact = (load(self.kept, b, 2 * row + n, lane, name=name) for n, name in enumerate(("factor", "exact")))
@@ -229,7 +327,7 @@ class LaneProduct:
             if not self.weights.format.minimum:
                 return total
             minimum = load(self.kept, b, 2 * self.rows, lane, name="minimum")
-            return fma(minimum, load(self.x.scales, at, 2 * (start + b) + 1, name="total"), total, name="sum")  # type: ignore[no-any-return]
+            return fma(minimum, load(self.kept_totals, b, row, name="total"), total, name="sum")  # type: ignore[no-any-return]
 
         count = self.blocks if self.pieces == 1 else least("count", self.blocks - start, self.piece)
         (total,) = loop("b", 0, count, 1, one, [load(sum_, 0, name="before")], tag="block", result="sum")
@@ -252,17 +350,19 @@ class LaneProduct:
         for i in range(self.rows):
             yield i, least("row", self.first + i, self.x.rows - 1) if self.rows > 1 else self.first
 
-    def _block(self, block: Dim) -> tuple[Value, Value, Value | None]:
+    def _block(self, block: Dim, place: Dim) -> tuple[Value, Value, Value | None]:
         """Of a block and all rows: the scale, the exact sum, and the minimum of the lane's weights."""
         digits, places = self.x.digits, list(self._rows())
         words = dict(self.source.words(block))
         scale = self.source.factor(0, block)
         minimum = self.source.factor(1, block) if self.weights.format.minimum else None
         for i, row in places:
-            store(load(self.x.scales, row, (2 * block, 2), name="scales"), self.totals, i, (0, 2))
+            self.x.prepare(row, block, place)
+            for n, value in enumerate(self.x.factors(row, block)):
+                store(value, self.totals, i, n)
             if self.weights.format.offset:
                 for digit in range(digits):
-                    store(load(self.x.sums, row, block * digits + digit, name="sum"), self.starts, i, digit)
+                    store(self.x.sum(row, block, digit), self.starts, i, digit)
         exact = []
         for digit in range(digits):
             total = filled(self.nothing, self.rows, 1)
@@ -270,8 +370,7 @@ class LaneProduct:
                 total = muli(load(self.starts, (0, self.rows), digit, keep=True, name="sum"), self.offset)
             for first in range(0, WORDS, 4):
                 for i, row in places:
-                    at = (block * digits + digit) * WORDS + first
-                    store(load(self.x.words, row, (at, 4), name="digits"), self.four_words, i, (0, 4))
+                    store(self.x.words(row, block, digit, first), self.four_words, i, (0, 4))
                 for n in range(4):
                     four = load(self.four_words, (0, self.rows), n, keep=True, name="four")
                     total = dot4(words[first + n], four, total, small=self.weights.format.bits == 4, name=f"exact.{digit}")

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from dialects.arith.comparison import cmpi
+from dialects.memref import to_tensor
 from ir.core import Module, Operation, Value
 from ir.dims import Dim, product
 from ir.references import load_time_graphs
 from ir.rewriter import walk_graphs
-from passes.gpu._digits import LaneFloats, LaneProduct, WarpSplit, gather_rows
+from passes.gpu._digits import LaneFloats, LaneProduct, OwnDigits, StoredDigits, WarpSplit, gather_rows
 from passes.infra.base import Pass, PassContext
-from passes.loops._blocks import buffer_type, choose, index_value
+from passes.loops._blocks import alloc, buffer_type, choose, index_value
 from passes.loops._digits import activations_of, weights_of
 from passes.loops.lower_digits import Known, Lowering, format_of, has_known_sizes, lower_op
 
@@ -42,10 +43,10 @@ class MapDigits(Pass):
           %exact.0 = arith.dot4(%lower, %four, %nothings) : vector<i32[1, 1]>
 
     One row, or a few, are bound by the memory of the weights: the warps of a block of threads share the blocks of 32 steps of a panel, so
-    that all of them are under way at once; their exact sums meet in shared memory, where a warp for each row adds them in order.  ``few`` rows
-    are worked on at a time then.  From ``enough`` rows on a warp goes through a panel for ``many`` rows at a time, which share what it
-    loads.  The number of rows chooses, when the program runs where it is open.  All forms give the bits of machine code on the CPU
-    (:mod:`passes.gpu._digits`).
+    that all of them are under way at once; their exact sums meet in shared memory, where a warp for each row adds them in order.  A single
+    row is split by the warps that multiply it, where nothing else needs its digits: one kernel less to wait for.  ``few`` rows are worked on at
+    a time then.  From ``enough`` rows on a warp goes through a panel for ``many`` rows at a time, which share what it loads.  The number of
+    rows chooses, when the program runs where it is open.  All forms give the bits of machine code on the CPU (:mod:`passes.gpu._digits`).
     """
 
     preserves: ClassVar[Literal["bits", "values"]] = "values"
@@ -76,15 +77,51 @@ class MapDigits(Pass):
         for graph in walk_graphs(module):
             for op in list(graph.block) if graph.name not in at_load_time else ():
                 lower = lowerings.get(op.definition.text_name)
-                if lower is not None and has_known_sizes(op):
+                if lower is None or not has_known_sizes(op) or _is_split_later(op):
+                    continue
+                split = _own_split(op)
+                if split is not None:
+                    self._together(op, split, known)
+                else:
                     lower_op(op, lower(op), known)
-                    context.count(f"{op.definition.text_name} mapped")
-                    changed = True
+                context.count(f"{op.definition.text_name} mapped")
+                changed = True
         return changed
+
+    def _together(self, op: Operation, split: Operation, known: Known) -> None:
+        """A product with the digits that only it reads."""
+        x, packed = split.operand("x"), op.operand("packed")
+        assert x is not None and packed is not None
+        lower_op(op, self._with_split, known, [x, packed], extra=split.attribute("digits"))
+        split.erase()
+        source = x.defining_op
+        if source is not None and source.definition is to_tensor and not x.has_uses:
+            source.erase()
+
+    def _with_split(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
+        split = _own_split(op)
+        assert split is not None
+        count: Any = split.attribute("digits")
+        own, weights = OwnDigits(operands[0], count), weights_of(operands[1], format_of(op))
+        one = LaneProduct(own, weights, results[0], 1, True, op.result.name).build
+        if own.rows == 1:
+            one()
+            return
+        buffers = [alloc(f"{r.name}.buffer", r.type.dtype, *r.type.shape) for r in split.results]  # type: ignore[union-attr]
+        stored, first = StoredDigits(activations_of(*buffers)), WarpSplit(split.results[0].name, operands[0], *buffers)
+
+        def form(rows: int, shared_steps: bool) -> Callable[[], None]:
+            def build() -> None:
+                first.build()
+                LaneProduct(stored, weights, results[0], rows, shared_steps, op.result.name).build()
+
+            return build
+
+        _by_rows(own.rows, [(1, one), (self.enough - 1, form(self.few, True))], form(self.many, False))
 
     def _digits(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
         digits, scales, sums, packed = operands
-        x, weights = activations_of(digits, scales, sums), weights_of(packed, format_of(op))
+        x, weights = StoredDigits(activations_of(digits, scales, sums)), weights_of(packed, format_of(op))
 
         def form(rows: int, shared_steps: bool) -> Callable[[], None]:
             return LaneProduct(x, weights, results[0], rows, shared_steps, op.result.name).build
@@ -100,6 +137,22 @@ class MapDigits(Pass):
             return LaneFloats(x, weights, results[0], size, op.result.name).build
 
         _by_rows(rows, [(self.enough - 1, form(1))], form(self.many))
+
+
+def _own_split(op: Operation) -> Operation | None:
+    """The ``split_digits`` of a ``digit_linear`` that nothing else reads."""
+    digits = op.operand("digits") if op.definition.text_name == "digit_linear" else None
+    split = digits.defining_op if digits is not None else None
+    if split is None or split.definition.text_name != "split_digits" or split.block is not op.block or not has_known_sizes(split):
+        return None
+    found = [op.operand(name) for name in ("digits", "scales", "sums")]
+    return split if found == list(split.results) and all(r.users == [op] for r in split.results) else None
+
+
+def _is_split_later(op: Operation) -> bool:
+    """Whether it is a ``split_digits`` that is mapped with its only reader."""
+    users = op.results[0].users if op.definition.text_name == "split_digits" else []
+    return len(users) == 1 and has_known_sizes(users[0]) and _own_split(users[0]) is op
 
 
 def _by_rows(rows: Dim, forms: Sequence[tuple[int, Callable[[], None]]], last: Callable[[], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -144,13 +144,16 @@ Known = dict[Any, tuple[list[Operation], list[Value]]]
 """The loops of operations by what they depend on, and the buffers that they are built for."""
 
 
-def lower_op(op: Operation, lower: Lowering, known: Known) -> None:
-    """Puts loops in the place of an operation: built anew, or those of an operation like it for other buffers."""
+def lower_op(op: Operation, lower: Lowering, known: Known, tensors_read: Sequence[Value] | None = None, extra: Hashable = None) -> None:
+    """Puts loops in the place of an operation: built anew, or those of an operation like it for other buffers.
+
+    ``tensors_read`` are those that the loops read, where they are others than the operands; ``extra`` is what else loops depend on.
+    """
     with Builder.before_op(op) as builder:
-        operands = [_buffer(op, tensor) for tensor in op.operands]
+        operands = [_buffer(op, tensor) for tensor in (op.operands if tensors_read is None else tensors_read)]
         results = [alloc(f"{r.name}.buffer", r.type.dtype, *r.type.shape) for r in op.results]  # type: ignore[union-attr]
         buffers = [*operands, *results]
-        kind = op.graph, op.definition, tuple((n, attribute_key(a)) for n, a in sorted(op.attributes.items())), _pattern(buffers)
+        kind = op.graph, op.definition, tuple((n, attribute_key(a)) for n, a in sorted(op.attributes.items())), _pattern(buffers), extra
         if kind not in known:
             begin = len(builder.created)
             lower(op, operands, results)

@@ -57,11 +57,24 @@ def test_all_forms_have_the_bits_of_machine_code(format_: str, digits: int) -> N
 @pytest.mark.parametrize(("size", "count", "options"), [(32, 1, ""), (544, 1, ""), (3264, 1, ""), (640, 6, "{few=8}"), (64, 64, ""), (1056, 3, "")])
 @pytest.mark.parametrize("format_", ["q4_1", "q4_0"])
 def test_known_sizes(format_: str, size: int, count: int, options: str) -> None:
-    """Fewer blocks than warps, some more, more than wait in shared memory at a time."""
+    """Fewer blocks than warps, some more, more than wait in shared memory at a time; a single row is split by those who multiply it."""
     text = product_text(format_, 32, size, 3, count)
     packed, x = d.pack_rows(random_weights(format_, 32, size)), activations(count, size)
     program = graph_opt.compile(graph_opt.parse(text), threads=1)
     assert same_bits(program(x, packed), run(mapped(text, options), [x, packed])[0])
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_digits_that_two_products_read(count: int) -> None:
+    """They are made once, by a kernel of their own."""
+    body = "  %d, %s, %t = split_digits(%x)\n" + "".join(f"  %{n} = digit_linear(%d, %s, %t, %p{n}, rows=40)\n" for n in "ab")
+    types = "".join(f", %p{n}: u8[2, 18, {d.FORMATS[f].bytes}]" for n, f in zip("ab", ("q4_1", "q8_0"), strict=True))
+    text = f"graph @main(%x: f32[{count}, 576]{types}) -> (f32[{count}, 40], f32[{count}, 40]) {{\n{body}  return %a, %b\n}}\n"
+    arrays = [activations(count, 576), *(d.pack_rows(random_weights(f, 40, 576)) for f in ("q4_1", "q8_0"))]
+    module = mapped(text)
+    assert [op.attribute("tag") for op in module.main.block if op.name == "gpu.launch"] == ["digits.split", "digits", "digits"]
+    for a, b in zip(graph_opt.compile(graph_opt.parse(text), threads=1)(*arrays), run(module, arrays), strict=True):
+        assert same_bits(a, b)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
