@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import graph_opt
-from codegen.cuda import dlpack
+from codegen.cuda import calls, dlpack
 from codegen.cuda.arrays import DeviceArray, empty, to_device
 from codegen.cuda.device import Device, open_device
 from codegen.cuda.driver import DriverError
@@ -256,6 +256,28 @@ def test_unaligned_arrays_of_the_device_are_copied() -> None:
     assert whole.numpy().tolist() == [0, *range(3, 11)]
 
 
+def test_large_arrays_of_the_host_are_copied_from_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "DIRECT", 16)
+    run = engine(TIMES, TWICE)
+    updating = update()
+    for n in (3, 5, 40, 40, 40):
+        x = np.arange(n, dtype=np.float32)
+        assert run.call([x])[0].tolist() == run.call([x[::-1].copy()[::-1]])[0].tolist() == (2 * x).tolist()
+        for out in (np.zeros(n, np.float32), np.zeros(2 * n, np.float32)[::2], np.zeros(n, ">f4")):
+            assert run.call([x], [out])[0] is out and out.tolist() == (2 * x).tolist()
+            updating.call([x, out])
+            assert out.tolist() == (3 * x).tolist()
+
+
+def test_poisoned_memory_shows_in_results_that_nobody_writes() -> None:
+    whole, part = engine(TIMES, TWICE), engine(TIMES, LaunchStep("scale", (1, 1, 1), (parameter(0), result(0), 1, 2)), arena=64)
+    for run in (whole, part):
+        run.poison = True
+        for given in (np.ones(3, np.float32), to_device(device(), np.ones(3, np.float32))):
+            values = [np.asarray(run.call([given])[0]) for _ in range(3)]
+            assert all(np.isnan(v).tolist() == ([False] * 3 if run is whole else [False, True, True]) for v in values)
+
+
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
@@ -457,6 +479,23 @@ def test_memory_is_used_again() -> None:
     for _ in range(50):
         run.call([x])
     assert device().reserved == before
+
+
+def test_memory_that_is_kept_is_given_back_when_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = device()
+    kept = to_device(here, np.ones(123_457, np.float32))
+    del kept
+    driver, freed = here.driver, []
+    original, free = driver.allocate, driver.free
+
+    def scarce(size: int) -> int:
+        if not freed:
+            raise DriverError("cuMemAlloc", "CUDA_ERROR_OUT_OF_MEMORY", "out of memory")
+        return original(size)
+
+    monkeypatch.setattr(driver, "allocate", scarce)
+    monkeypatch.setattr(driver, "free", lambda address: (freed.append(address), free(address)))
+    assert to_device(here, np.ones(3_456_789, np.float32)).numpy().sum() == 3_456_789 and freed
 
 
 def test_memory_that_others_have_seen_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
