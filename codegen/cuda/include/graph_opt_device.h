@@ -22,6 +22,14 @@
 
 /* -- scalars ---------------------------------------------------------------------------------------------------------- */
 
+#define GO_HAS_DOT4 1
+GO_DEVICE int go_dot4(int x, int y, int acc)
+{
+  int r;
+  asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(acc));
+  return r;
+}
+
 #define GO_HAS_HALF 1
 GO_DEVICE float go_half_bits_to_float(unsigned short x)
 {
