@@ -40,6 +40,7 @@ class LongRows:
         assert outer.graph is not None
         self.copier = Copier(outer.graph)
         self.shared: dict[Value, Value] = {}
+        self.known: dict[Value, Value] = {}
         self.at: Dim = 0
         self.touched: list[Touched] = []
 
@@ -59,14 +60,14 @@ class LongRows:
         room = _PRIVATE_BYTES
         for buffer, type_ in self.rows.private.items():
             size = part_size(type_) * type_.dtype.itemsize
-            if 0 < size <= room:
+            if 0 < size <= room and buffer not in self.rows.scalars:
                 room -= size
                 self.shared[buffer] = shared(f"{buffer.name}.row", type_.dtype, *(int(d) for d in type_.shape))  # type: ignore[arg-type]
         self.at = thread()
         for variable, place in zip(self.nest.variables, split_index(block, self.nest.counts), strict=True):
             self.copier.set(variable, place)
         for step in self.rows.steps:
-            found = all_accesses([step])
+            found = [a for a in all_accesses([step]) if a.buffer not in self.rows.scalars]
             if self._meets(found):
                 self.barrier()
             self.touched += found
@@ -85,6 +86,8 @@ class LongRows:
                 self._any_order(reduction)
             else:
                 OrderedSum(self, reduction).build()
+        elif step.name == "memref.store" and accesses(step)[0].buffer in self.rows.scalars:
+            self.known[accesses(step)[0].buffer] = self.copier.now(stored_value(step))
         elif step.name == "memref.store":
             when(equal(self.at, 0, "first"), lambda: self.copier.copy([step], self.near))
         else:
@@ -97,10 +100,13 @@ class LongRows:
         if op.name not in ("memref.load", "memref.store"):
             return False
         (access,) = accesses(op)
+        if op.name == "memref.load" and access.buffer in self.known:
+            self.copier.mapping[op.results[0]] = self.known[access.buffer]
+            return True
         buffer = self.shared.get(access.buffer)
         if buffer is None:
             return False
-        places = [self.copier.expr(i.expr) for i in access.indices[len(self.nest.variables) :]]
+        places = [self.copier.expr(i.expr) for i in access.indices[self.rows.prefix :]]
         if op.name == "memref.store":
             store(self.copier.now(stored_value(op)), buffer, *places)
         else:
@@ -210,7 +216,7 @@ class Piece:
         return self.rows.shared.get(run.buffer, run.buffer)
 
     def _front(self, run: Run) -> list[Dim]:
-        front = run.front[len(self.rows.nest.variables) :] if run.buffer in self.rows.shared else run.front
+        front = run.front[self.rows.rows.prefix :] if run.buffer in self.rows.shared else run.front
         return [self.rows.copier.expr(p) for p in front]
 
     def _place(self, run: Run, start: Dim) -> Dim:

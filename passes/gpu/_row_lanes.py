@@ -9,7 +9,7 @@ from ir.core import Block, Operation, Value
 from ir.dims import Dim, ceildiv, floordiv, mod, symbols_of
 from passes.gpu._copying import Copier, drop_unused
 from passes.gpu._kernels import barrier, both, equal, is_multiple, launch, less, local, named, split_index, thread, when
-from passes.gpu._rows import LANES, Reduction, Rows, chosen, row_kernel_name
+from passes.gpu._rows import LANES, Reduction, Rows, chosen, part_size, row_kernel_name
 from passes.gpu._threads import hand_over, parallel_nest
 from passes.loops._blocks import buffer_type, index_value, load, loop, store
 from passes.loops._loops import Access, accesses, body, extent, ranges, value_symbol
@@ -32,6 +32,7 @@ class ShortRows:
         assert outer.graph is not None
         self.copier = Copier(outer.graph)
         self.local: dict[Value, Value] = {}
+        self.known: dict[Value, Value] = {}
         self.staged: dict[Key, Value] = {}
         self.lane: Dim = 0
         self.valid: Value | None = None
@@ -52,7 +53,8 @@ class ShortRows:
 
     def _kernel(self, block: Dim) -> None:
         for buffer, type_ in self.rows.private.items():
-            self.local[buffer] = local(f"{buffer.name}.lanes", type_.dtype, -(-_length(type_.shape) // LANES))
+            if buffer not in self.rows.scalars:
+                self.local[buffer] = local(f"{buffer.name}.lanes", type_.dtype, -(-part_size(type_) // LANES))
         at = thread()
         self.lane = named("lane", mod(at, LANES))
         row = named("row", self.per_block * block + floordiv(at, LANES))
@@ -84,11 +86,13 @@ class ShortRows:
             self._guarded(lambda: self._rounds(count, lambda k, at: self._element(nest.variables[0], nest.body, k, at)))
         elif step.name == "scf.for":
             self._reduce(self.rows.reductions[step])
+        elif step.name == "memref.store" and accesses(step)[0].buffer in self.rows.scalars:
+            self.known[accesses(step)[0].buffer] = self.copier.now(stored_value(step))
         elif step.name == "memref.store":
             first = equal(self.lane, 0, "first")
             when(first if self.valid is None else both(self.valid, first), lambda: self.copier.copy([step]))
         else:
-            self.copier.copy([step])
+            self.copier.copy([step], lambda op: self._near(op, 0))
 
     def _guarded(self, work: Callable[[], object]) -> None:
         if self.valid is None:
@@ -170,6 +174,9 @@ class ShortRows:
         if op.name not in ("memref.load", "memref.store"):
             return False
         (access,) = accesses(op)
+        if op.name == "memref.load" and access.buffer in self.known:
+            self.copier.mapping[op.results[0]] = self.known[access.buffer]
+            return True
         line = self.local.get(access.buffer)
         if line is None:
             key = self._key(op)
@@ -215,19 +222,12 @@ def can_be_short(rows: Rows, most: int) -> bool:
         return False
     found = all_accesses([rows.nest.loops[0]])
     for access in found:
-        if access.buffer in rows.private:
+        if access.buffer in rows.private and access.buffer not in rows.scalars:
             around = access.op.block
             if around is None or not around.arguments or access.indices is None:
                 return False
-            if access.indices[len(rows.nest.variables) :] != (value_symbol(around.arguments[0]),):
+            *front, last = access.indices[rows.prefix :] or (0,)
+            if any(p != 0 for p in front) or last != value_symbol(around.arguments[0]):
                 return False
     public = [a for a in found if a.buffer not in rows.private]
     return not any(alias(a.memory, b.memory) != "never" for a in public if a.writes for b in public if not b.writes)
-
-
-def _length(shape: Sequence[Dim]) -> int:
-    (size,) = shape
-    assert isinstance(size, int)
-    return size
-
-

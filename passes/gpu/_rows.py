@@ -88,12 +88,21 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Rows:
-    """A nest over rows: ``steps`` are the operations of its body, ``private`` memory that is used within one row only."""
+    """A nest over rows: ``steps`` are the operations of its body, ``private`` memory that is used within one row only.
+
+    ``scalars`` is private memory of one element, which only steps of the row itself store: all threads know what is in it.
+    """
 
     nest: ParallelNest
     steps: list[Operation]
     reductions: dict[Operation, Reduction]
     private: dict[Value, MemRefType]
+    scalars: frozenset[Value]
+
+    @property
+    def prefix(self) -> int:
+        """How many first indices of private memory are those of the row."""
+        return len(_row_variables(self.nest))
 
     @property
     def counts(self) -> list[Dim]:
@@ -120,7 +129,7 @@ def find_rows(op: Operation) -> Rows | None:
     reductions: dict[Operation, Reduction] = {}
     for step in steps:
         if step.name == "scf.for":
-            reduction = _reduction(step)
+            reduction = reduction_of(step)
             if reduction is None:
                 return None
             reductions[step] = reduction
@@ -133,10 +142,17 @@ def find_rows(op: Operation) -> Rows | None:
         return None
     if not reductions and len([o for o in steps if o.name == "scf.parallel"]) < 2:
         return None
-    return Rows(nest, steps, reductions, _private(op, nest))
+    private = _private(op, nest)
+    scalars = frozenset(b for b, t in private.items() if part_size(t) == 1 and all(u in steps for u in b.users if u.name == "memref.store"))
+    return Rows(nest, steps, reductions, private, scalars)
 
 
-def _reduction(loop: Operation) -> Reduction | None:
+def _row_variables(nest: ParallelNest) -> list[Value]:
+    """The variables that tell rows apart."""
+    return [v for v, n in zip(nest.variables, nest.counts, strict=True) if n != 1]
+
+
+def reduction_of(loop: Operation) -> Reduction | None:
     """A loop along the row; None where it does something else than to carry values."""
     bounds = ranges(loop)[0]
     inside = [o for o in body(loop) if not o.definition.is_terminator]
@@ -174,13 +190,13 @@ def _follows(loop: Operation) -> bool:
 
 def _private(op: Operation, nest: ParallelNest) -> dict[Value, MemRefType]:
     """Memory that only this nest uses, each row its own part: the type of a part."""
-    rows = [value_symbol(v) for v in nest.variables]
+    rows = [value_symbol(v) for v in _row_variables(nest)]
     found: dict[Value, MemRefType] = {}
     used = {v for n in op.walk() for v in n.operands}
     for buffer in [v for v in used if v.defining_op is not None and v.defining_op.name == "memref.alloc"]:
         type_ = buffer.type
         assert isinstance(type_, MemRefType)
-        if len(type_.shape) <= len(rows) or not all(isinstance(d, int) for d in type_.shape[len(rows) :]):
+        if len(type_.shape) < len(rows) or not all(isinstance(d, int) for d in type_.shape[len(rows) :]):
             continue
         if all(inside_of(user, op) and _of_row(user, buffer, rows) for user in buffer.users):
             found[buffer] = MemRefType(type_.dtype, type_.shape[len(rows) :])

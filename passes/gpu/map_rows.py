@@ -9,6 +9,7 @@ from ir.core import Module, Operation
 from passes.gpu._row_blocks import LongRows, threads_for
 from passes.gpu._row_lanes import ShortRows, can_be_short
 from passes.gpu._rows import find_rows
+from passes.gpu._single_rows import gather_rows
 from passes.gpu._threads import device_graphs, host_blocks
 from passes.infra.base import Pass, PassContext
 
@@ -71,6 +72,9 @@ class MapRows(Pass):
     they are aligned. Memory of one row is shared memory up to 64 KiB. A barrier stands where a step touches what another
     thread may have stored before, or the other way around.
 
+    Reductions on top of a graph (a single row: norms and choices of one token) are one row, together with the scalars and the loops over
+    up to 16384 elements that have to do with them.
+
     A nest stays as it is when its loops do something else than to carry values (stores, checks, loops inside), and when its sums go
     across columns: there neighbouring threads take neighbouring columns (``map-serial``).
     """
@@ -93,6 +97,7 @@ class MapRows(Pass):
         changed = False
         for graph in device_graphs(module):
             for block in list(host_blocks(graph.block)):
+                gather_rows(block)
                 for op in list(block):
                     if op.name == "scf.parallel":
                         changed |= self._map(op, context)

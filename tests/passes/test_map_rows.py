@@ -161,3 +161,50 @@ def test_running_sums_go_on_in_the_next_piece() -> None:
     given = np.random.default_rng(2).integers(-9, 9, 1030).astype(np.int32)
     (found,) = Interpreter(module, quiet=True).run(module.graphs["main"], [given])
     assert (found == np.cumsum(given)).all()
+
+
+ONE = """graph @main(%x: f32[N], %y: f32[1, N]) -> (i64[], f32[N], f32[], f32[1, N], f32[1, N]) {
+  %a = argmax(%x)
+  %s = softmax(%x)
+  %m = sum(%x)
+  %n = rmsnorm(%y)
+  %l = log_softmax(%n)
+  return %a, %s, %m, %n, %l
+}"""
+
+
+@pytest.mark.parametrize("pipeline", ["map-rows", "map-rows{short=0}"])
+@pytest.mark.parametrize("size", [1, 16, 77])
+def test_a_single_row(size: int, pipeline: str) -> None:
+    module = mapped(ONE.replace("N", str(size)), f"{pipeline},map-elements,map-serial", sizes=((1,),))
+    assert_mapped(module)
+    if size > 1:
+        assert all(op.attributes["threads"] != 1 for op in launches(module))
+        assert "shared" in print_module(module) or "local" in print_module(module)
+
+
+def test_a_single_row_of_unknown_length() -> None:
+    module = mapped(ONE, "map-rows,map-elements,map-serial", sizes=((5,), (200,)))
+    assert_mapped(module)
+    alone = [op for op in launches(module) if op.attributes["threads"] == 1]  # the check that argmax has something to choose from
+    assert not any(n.name == "scf.for" for op in alone for n in op.walk())
+
+
+def test_scalars_of_a_single_row_that_others_use_are_kept() -> None:
+    text = """graph @main(%A: memref<f32[40]>, %C: memref<f32[B]>) {
+      %zero = arith.constant(0.0) : f32
+      %s = scf.for(%i = 0 to 40, %acc = %zero, tag="reduce") {
+        %a = memref.load(%A[%i]) : f32
+        %t = arith.addf(%acc, %a) : f32
+        yield %t
+      } : f32
+      %d = arith.addf(%s, %s) : f32
+      scf.parallel(%j = 0 to B) {
+        memref.store(%d, %C[%j])
+        yield
+      }
+      return
+    }"""
+    module = mapped(text, "map-rows,map-elements,map-serial")
+    assert_mapped(module)
+    assert rows_of(module) == [32] and "s.kept" in print_module(module)
