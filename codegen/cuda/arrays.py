@@ -230,8 +230,8 @@ def _from_interface(value: Any, device: Device, stream: int, name: str, location
     if strides is not None:
         _check_strides(shape, tuple(int(s) // dtype.itemsize for s in strides), name, location)
     theirs = interface.get("stream")
-    waited = (stream, device.stream, LEGACY) if stream == device.stream else (stream, device.stream)
-    if theirs is not None and int(theirs) not in waited:
+    own = (device.stream, LEGACY) if stream in (device.stream, 0, LEGACY) else (device.stream, stream)  # our stream and the default one wait
+    if theirs is not None and int(theirs) not in own:
         _wait_for(device, int(theirs), stream)
     return Seen(int(address or 0), shape, dtype, not read_only, value)
 
@@ -254,7 +254,7 @@ def _from_dlpack(value: Any, device: Device, stream: int, name: str, location: A
     if number != device.driver.number:
         raise GraphError(Diagnostic(f"%{name}: the array is on device {number}, the program on {device.name}", location))
     try:
-        imported = dlpack.Imported(value.__dlpack__(stream=stream))
+        imported = dlpack.Imported(value.__dlpack__(stream=stream or LEGACY))
     except (BufferError, ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         raise GraphError(Diagnostic(f"%{name}: the array isn't handed over: {error}", location)) from None
     if imported.dtype is None:

@@ -314,8 +314,10 @@ class Engine:
             device.follow(stream)
             for transfer, array in direct:
                 driver.copy_to_device(transfer.address, array.ctypes.data, transfer.size, stream)
-            self._submit(call, fresh, stream)
-            device.submitted(stream)
+            try:
+                self._submit(call, fresh, stream)
+            finally:  # also of what is only begun
+                device.submitted(stream)
             if call.uploads and not waits:
                 driver.record(self._event, stream)
         if waits:
