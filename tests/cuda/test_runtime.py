@@ -39,8 +39,6 @@ from ir.dims import Dim, ceildiv, symbol
 from ir.inference import infer_module
 from ir.types import TensorType, f32, type_symbols
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulated device needs g++")
-
 SOURCE = """#include "graph_opt_device.h"
 
 extern "C" __global__ void __launch_bounds__(32) scale(const float *x, float *y, long long n, long long by)
@@ -71,6 +69,9 @@ KERNELS = (
 
 NAME = os.environ.get("GRAPH_OPT_TEST_DEVICE", "cuda-emulated")
 """Also "cuda", in a process that test_runtime_drivers.py starts with a fake driver, and on a machine with a GPU."""
+
+
+pytestmark = pytest.mark.skipif(NAME == "cuda-emulated" and shutil.which("g++") is None, reason="the emulated device needs g++")
 
 
 def device() -> Device:
@@ -395,8 +396,8 @@ def test_updates_that_share_memory() -> None:
 def test_not_enough_memory() -> None:
     run = engine(TIMES, TWICE, arena=1 << 39)
     refused("needs a workspace of 549755813888 bytes, the limit is", run, [floats(1)])
-    with pytest.raises(GraphError, match=r"not enough memory on .*: 68719476736 bytes are needed"), device() as here:
-        here.allocate(64 << 30)
+    with pytest.raises(GraphError, match=r"not enough memory on .*: 35184372088832 bytes are needed"), device() as here:
+        here.allocate(1 << 45)
 
 
 def test_a_kernel_that_is_not_there() -> None:
@@ -405,7 +406,7 @@ def test_a_kernel_that_is_not_there() -> None:
 
 
 def test_too_much_shared_memory() -> None:
-    with pytest.raises(GraphError, match=r"kernel scale needs 240000 bytes of shared memory, a block of .* has 232448"):
+    with pytest.raises(GraphError, match=r"kernel scale needs 240000 bytes of shared memory, a block of .* has \d+"):
         engine_with(Kernel("scale", "", (), 1, shared_bytes=240000))
 
 
