@@ -157,9 +157,9 @@ SUBJECTS: tuple[Subject, ...] = (
 )
 """Kinds whose kernels are not there yet are added when they are."""
 
-IDLE: dict[str, str] = {
-    "adds": "only one half-warp adds; the other threads would add the same numbers of shared memory, and what they have is not used",
-    "is_needed": "products of few rows: threads without rows would compute the last ones again, and store nothing",
-    "is_tile": "no copies where no tile is left; their numbers of valid elements are 0, so they would write zeros that nobody reads",
+IDLE: dict[tuple[str, str], str] = {
+    ("", "adds"): "only one half-warp adds; the other threads would add the same numbers of shared memory, and what they have is not used",
+    ("row", "has_sums"): "threads without a row of the tile read what others read of shared memory; a bound on rows guards what they would store",
+    ("digits", "busy"): "warps without rows would read the last row again, and a bound on rows guards what they would store",
 }
-"""Conditions that guard no memory but save work, by their names in CUDA C, and why nothing changes without them."""
+"""Conditions that guard no memory but save work, and why nothing changes without them: (start of the name of a subject, name in CUDA C)."""

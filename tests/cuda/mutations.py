@@ -48,12 +48,16 @@ class Found:
     @property
     def idle(self) -> list[Mark]:
         """Those of them that guard no memory: conditions of :data:`IDLE`."""
-        return [m for m in self.open if self.condition(m) in IDLE]
+        return [m for m in self.open if self.saves_work(m)]
 
     @property
     def missed(self) -> list[Mark]:
         """The others: barriers and bounds that can be removed without anybody noticing."""
-        return [m for m in self.open if self.condition(m) not in IDLE]
+        return [m for m in self.open if not self.saves_work(m)]
+
+    def saves_work(self, mark: Mark) -> bool:
+        """Whether a mark is one of the conditions of :data:`IDLE`."""
+        return any(self.subject.name.startswith(start) and self.condition(mark) == name for start, name in IDLE)
 
     def line(self, mark: Mark) -> str:
         """The line of CUDA C with a mark."""
