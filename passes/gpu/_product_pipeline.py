@@ -69,7 +69,7 @@ def pipelined(tiles: Sequence[Tile], steps: Dim, depth: int, sums: Sequence[Valu
             tiles[number].finish(following, slot, values)
         return found
 
-    found = loop("tile", 0, full, 1, step, sums)
+    found = list(sums) if full == 0 else loop("tile", 0, full, 1, step, sums)
     if exact_div(steps, depth) is None:
         if copies:
             cp_wait(0)

@@ -6,12 +6,12 @@ that there are threads enough for all elements, and that the tiles are there whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dialects.arith.cast import extf
 from dialects.math.exact import fma
 from ir.core import Value
-from ir.dims import Dim, ceildiv, floordiv, mod, product
+from ir.dims import Dim, ceildiv, dim_min, floordiv, mod, product
 from ir.types import ScalarType, VectorType
 from passes.gpu._kernels import LINE, barrier, launch, less, local, named, split_index, thread, when
 from passes.gpu._product_nests import Factor, Product, ProductNest
@@ -52,7 +52,8 @@ class _Kernel:
         self.places = {v: named(v.name, p) for (v, _), p in zip(nest.around, batch, strict=False)}
         self.row0, self.column0 = named("row0", rows * batch[-2]), named("column0", schedule.columns * batch[-1])
         self.column = named("column.in", mod(self.thread, schedule.columns))
-        self.row = named("row.in", self.each * floordiv(self.thread, schedule.columns))
+        # threads without rows have those of the last ones: what they do is in vain, but nowhere else
+        self.row = named("row.in", dim_min(self.each * floordiv(self.thread, schedule.columns), self.each * (self.groups - 1)))
 
     def build(self) -> None:
         """The sums of all groups, then what is done with them."""
@@ -70,15 +71,15 @@ class _Kernel:
             return self.row0 + self.row + r, self.column0 + self.column
 
         patches = Patches([("r", self.each)], 1, place_of, self.each * self.groups, self.schedule.columns)
-        self._working(lambda: write_results(self.nest, patches, self.places, found))
+        self._working("has_sums", lambda: write_results(self.nest, patches, self.places, found))
 
-    def _working(self, inside: object) -> None:
-        """What only threads do that have elements."""
+    def _working(self, name: str, inside: Callable[[], None]) -> None:
+        """What only threads do that have elements; ``name`` is that of the condition."""
         working = self.groups * self.schedule.columns
         if working == self.schedule.threads:
-            inside()  # type: ignore[operator]
+            inside()
         else:
-            when(less(self.thread, working, "has_sums"), inside)  # type: ignore[arg-type]
+            when(less(self.thread, working, name), inside)
 
     def _sums(self, group: Sequence[Product], sums: dict[Product, Value]) -> None:
         s, nest = self.schedule, self.nest
@@ -94,11 +95,11 @@ class _Kernel:
         tiles = stage(problem, group, shape, s.depth, s.stages)
 
         def whole(slot: Dim, count: Dim, _: Sequence[Value]) -> Sequence[Value]:
-            self._working(lambda: _Chain(self, group, tiles, slot, found=sums).whole(s.depth))
+            self._working("is_needed", lambda: _Chain(self, group, tiles, slot, found=sums).whole(s.depth))
             return []
 
         def rest(slot: Dim, count: Dim, _: Sequence[Value]) -> Sequence[Value]:
-            self._working(lambda: _Chain(self, group, tiles, slot, found=sums).rest(count))
+            self._working("is_needed", lambda: _Chain(self, group, tiles, slot, found=sums).rest(count))
             return []
 
         pipelined(list(tiles.values()), group[0].extent, s.depth, [], whole, rest)

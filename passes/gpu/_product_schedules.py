@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ir.core import Graph
 from ir.dims import Dim, product, substitute, symbols_of
@@ -15,6 +15,8 @@ USUAL = 512
 """What a dimension is taken for whose size is not known when it is compiled."""
 FEW = 8
 """Rows of a product up to which it is a matter of reading the matrix."""
+SHALLOWEST = 32
+"""Steps of a tile at least, in a product of few rows."""
 ROWS_TRIED = (64, 1024, 1 << 16)
 """Numbers of rows for which a kernel is chosen where they aren't known when it is compiled; the host takes the first that is enough."""
 
@@ -182,6 +184,13 @@ def choose_tile(nest: ProductNest, table: Sequence[TileSchedule | CoreSchedule],
 
 
 def choose_rows(nest: ProductNest) -> RowSchedule:
-    """The schedule with most columns of which there still is a block for nearly every multiprocessor; else the one with fewest."""
+    """The schedule with most columns of which there still is a block for nearly every multiprocessor; else the one with fewest.
+
+    Its tiles are not longer than the sums, where these are known.
+    """
     columns = limit_of(nest.columns, _graph(nest), USUAL) * _batches(nest)
-    return next((s for s in ROWS if columns >= s.columns * PROCESSORS * 9 // 10), ROWS[-1])
+    found = next((s for s in ROWS if columns >= s.columns * PROCESSORS * 9 // 10), ROWS[-1])
+    depth = found.depth
+    while depth > SHALLOWEST and all(isinstance(p.extent, int) and p.extent < depth for p in nest.products):
+        depth //= 2
+    return replace(found, depth=depth)

@@ -21,6 +21,8 @@ from passes.loops._blocks import index_value, load, loop, number, store
 Mode = Literal["async", "held", "computed"]
 ROOM = 64 << 10
 """Bytes of shared memory that a block uses at most: every architecture from sm_75 on has them."""
+SMALLEST = 4
+"""Bytes of an asynchronous copy at least."""
 NARROW = 8
 """Neighbours along k that a warp copies one by one where it turns a tile: 32 bytes of each of four rows, and no bank twice."""
 
@@ -80,7 +82,7 @@ class Tile:
     def __post_init__(self) -> None:
         shape, factor = self.shape, self.shape.factor
         self.factor, self.size = factor, shape.size
-        self.mode, self.unit = staging(shape, self.depth)
+        self.mode, self.unit = staging(shape, self.depth, self.problem.threads)
         self.k_fast = not (factor.own is not None and factor.runs_along(factor.own))
         fast, self.slow = (self.depth, self.size) if self.k_fast else (self.size, self.depth)
         lanes = min(fast // self.unit, self.problem.threads if self.k_fast == shape.k_last else NARROW)
@@ -219,16 +221,18 @@ class Tile:
         when(less(self.depth * tile + k, self.problem.steps, "in_steps"), there, lambda: store(zero, self.memory, *goal))
 
 
-def staging(shape: Shape, depth: int) -> tuple[Mode, int]:
-    """How a factor gets to shared memory, and how many neighbours a thread takes at once."""
+def staging(shape: Shape, depth: int, threads: int) -> tuple[Mode, int]:
+    """How a factor gets to shared memory, and how many neighbours a thread takes at once: fewer where all threads have something to do then."""
     factor, own = shape.factor, shape.factor.own
     if not factor.is_stored:
         return "computed", 1
     along = own if own is not None and factor.runs_along(own) else factor.k if factor.runs_along(factor.k) else None
-    unit = 1
+    unit, size = 1, factor.stored.itemsize
     if along is not None and (along is factor.k) == shape.k_last:
-        unit = factor.unit(along, min(LINE // factor.stored.itemsize, depth if shape.k_last else shape.size))
-    return ("async" if shape.dtype == factor.stored and unit * factor.stored.itemsize >= 4 else "held"), unit
+        unit = factor.unit(along, min(LINE // size, depth if shape.k_last else shape.size))
+        while unit > 1 and shape.size * depth < unit * threads and (unit // 2 * size >= SMALLEST or shape.dtype != factor.stored):
+            unit //= 2
+    return ("async" if shape.dtype == factor.stored and unit * size >= SMALLEST else "held"), unit
 
 
 def stage(
