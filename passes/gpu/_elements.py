@@ -145,7 +145,10 @@ def launch_runs(nest: ParallelNest, runs: Sequence[Run], width: int, threads: in
                 lambda: _tail(rest, start, inner),
             )
 
-        when(less(at, total), work)
+        if whole:
+            when(less(at, total), work)
+        else:
+            work()  # behind the end there is no whole run, and nothing left over
 
     with Builder(block, anchor, loc=loop_.loc):
         made = launch([("block", ceildiv(total, threads))], threads, kernel, name=name, tag="elements")

@@ -20,7 +20,7 @@ from dialects.arith.comparison import cmpi
 from ir.builder import Builder
 from ir.builtin import yield_
 from ir.core import Block, Operation, Region, Value
-from ir.dims import Dim, DimExpr, exact_div, floordiv, mod, product
+from ir.dims import Dim, DimExpr, dim_max, exact_div, floordiv, mod, product
 from ir.inference import plain_symbol
 from ir.layout import LAYOUT, RangeArg
 from ir.opdef import REGISTRY
@@ -102,9 +102,12 @@ def warp_of(at: Dim) -> tuple[Dim, Dim]:
 
 
 def split_index(flat: Dim, sizes: Sequence[Dim]) -> list[Dim]:
-    """The row-major places in a space of such sizes that a number stands for; the first one isn't limited."""
+    """The row-major places in a space of such sizes that a number stands for; the first one isn't limited.
+
+    Where a size is 0 there is no number to ask for; written as ``max(N, 1)`` the division needs no check.
+    """
     places: list[Dim] = []
-    for size in reversed(sizes[1:]):
+    for size in reversed([size if isinstance(size, int) else dim_max(size, 1) for size in sizes[1:]]):
         places.append(mod(flat, size))
         flat = floordiv(flat, size)
     return [flat, *reversed(places)] if sizes else []

@@ -77,6 +77,11 @@ class LongRows:
         """Whether memory is touched that other threads have touched since they met, and one of both writes."""
         return any((a.writes or b.writes) and alias(a.memory, b.memory) != "never" for a in found for b in self.touched)
 
+    def is_last(self, loop_: Operation) -> bool:
+        """Whether only scalars follow a loop."""
+        steps = self.rows.steps
+        return not any(o.regions for o in steps[steps.index(loop_) + 1 :])
+
     def _step(self, step: Operation) -> None:
         if step.name == "scf.parallel":
             self._columns(parallel_nest(step))

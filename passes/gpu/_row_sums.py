@@ -199,6 +199,12 @@ class OrderedSum:
         step = self.step
         if not step.in_order:
             values = [step.across(n, v, LANES) for n, v in enumerate(values)]
+        if self.rows.is_last(step.op):
+            # only the first thread goes on with it, to store what it makes of it
+            for n, value in enumerate(values):
+                self.copier.become(step.op.results[n], value if step.in_order else step.combine(n, self.copier.now(step.initial[n]), value))
+            self.rows.touched += all_accesses([step.op])
+            return
         places = [self.rows.share(f"{r.name}.sum", v, step.dtype(n)) for n, (r, v) in enumerate(zip(step.op.results, values, strict=True))]
         self.rows.barrier()
         for n, place in enumerate(places):
