@@ -159,7 +159,7 @@ SUBJECTS: tuple[Subject, ...] = (
 
 IDLE: dict[tuple[str, str], str] = {
     ("", "adds"): "only one half-warp adds; the other threads would add the same numbers of shared memory, and what they have is not used",
-    ("row", "has_sums"): "threads without a row of the tile read what others read of shared memory; a bound on rows guards what they would store",
+    ("", "is_needed"): "threads without an element of a tile of few rows would compute another one's again, and store nothing",
     ("digits", "busy"): "warps without rows would read the last row again, and a bound on rows guards what they would store",
 }
 """Conditions that guard no memory but save work, and why nothing changes without them: (start of the name of a subject, name in CUDA C)."""

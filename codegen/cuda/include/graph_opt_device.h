@@ -92,6 +92,12 @@ template <> struct go_word<2> { typedef unsigned short type; };
 template <> struct go_word<4> { typedef unsigned type; };
 template <> struct go_word<8> { typedef uint2 type; };
 
+template <int N, class T> GO_DEVICE void go_move(T *to, const T *from)
+{
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = from[i];
+}
+
 template <int N, class T> GO_DEVICE void go_move_aligned(T *to, const T *from)
 {
   constexpr int size = N * (int)sizeof(T), width = size % 16 == 0 ? 16 : size & -size;

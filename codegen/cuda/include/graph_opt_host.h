@@ -74,6 +74,18 @@ template <> struct go_word<1> { typedef unsigned char __attribute__((may_alias))
 template <> struct go_word<2> { typedef unsigned short __attribute__((may_alias)) type; };
 template <> struct go_word<4> { typedef unsigned __attribute__((may_alias)) type; };
 
+/* Value by value, or in words where both places allow it. */
+template <int N, class T> GO_DEVICE void go_move(T *to, const T *from)
+{
+  constexpr int size = N * (int)sizeof(T);
+  typedef go_word<4>::type word;
+  if (sizeof(T) < 4 && size % 4 == 0 && ((unsigned long long)to | (unsigned long long)from) % 4 == 0) {
+    for (int i = 0; i < size / 4; ++i) ((word *)to)[i] = ((const word *)from)[i];
+  } else {
+    for (int i = 0; i < N; ++i) to[i] = from[i];
+  }
+}
+
 template <int N, class T> GO_DEVICE void go_move_aligned(T *to, const T *from GO_AT)
 {
   constexpr int size = N * (int)sizeof(T), width = size % 16 == 0 ? 16 : size & -size;

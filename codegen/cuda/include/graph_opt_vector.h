@@ -1,7 +1,7 @@
 /* Vectors of the values that one thread has, their loads and stores, the errors of kernels, and reductions of a warp: the part of
    graph_opt_device.h and graph_opt_host.h that is the same in both.  They define before: GO_DEVICE, GO_MEMBER (member functions),
-   GO_CONSTANT (functions of constants), GO_AT / GO_HERE (the host hands on the line of a call), go_move_aligned, go_swap and
-   go_peek.  */
+   GO_CONSTANT (functions of constants), GO_AT / GO_HERE (the host hands on the line of a call), go_move, go_move_aligned,
+   go_swap and go_peek.  */
 #ifndef GRAPH_OPT_VECTOR_H
 #define GRAPH_OPT_VECTOR_H
 
@@ -59,14 +59,14 @@ template <int N, class T> GO_DEVICE go_vec<T, N> go_load_aligned(const T *p GO_A
 }
 template <class T, int N> GO_DEVICE void go_store_aligned(T *p, const go_vec<T, N> &v GO_AT) { go_move_aligned<N>(p, v.v GO_HERE); }
 
-/* Value by value. */
+/* Value by value; go_move(to, from) does that. */
 template <int N, class T> GO_DEVICE go_vec<T, N> go_load(const T *p)
 {
   go_vec<T, N> r;
-  GO_EACH r.v[i] = p[i];
+  go_move<N>(r.v, p);
   return r;
 }
-template <class T, int N> GO_DEVICE void go_store(T *p, const go_vec<T, N> &v) { GO_EACH p[i] = v.v[i]; }
+template <class T, int N> GO_DEVICE void go_store(T *p, const go_vec<T, N> &v) { go_move<N>(p, v.v); }
 
 /* The first n values, the others are pad; n may be negative, or more than N. */
 template <int N, class T> GO_DEVICE go_vec<T, N> go_load_valid(const T *p, go_index n, T pad)
