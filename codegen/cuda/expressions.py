@@ -82,9 +82,9 @@ def _wrapping(function: str, x: Expr, y: Expr) -> Expr:
     return Expr(f"{function}({x.text}, {y.text})", PRIMARY, x.cost + y.cost + 1)
 
 
-def plus(x: Expr, y: Expr) -> Expr:
-    """x + y of type index, in 64 bits where 32 may not be enough."""
-    bound = x.bound + y.bound
+def plus(x: Expr, y: Expr, known: int = WIDE) -> Expr:
+    """x + y of type index, in 64 bits where 32 may not be enough; the absolute value is known to be at most ``known``."""
+    bound = min(x.bound + y.bound, known)
     if bound >= WIDE:
         return _wrapping("go_add_i64", x, y)
     if not x.wide and not y.wide and bound >= NARROW:
@@ -104,9 +104,9 @@ def minus(x: Expr, y: Expr) -> Expr:
     return Expr(f"{x.left(SUM)} - {y.right(SUM)}", SUM, x.cost + y.cost + 1, bound, x.wide or y.wide)
 
 
-def times(x: Expr, y: Expr) -> Expr:
-    """x * y of type index."""
-    bound = x.bound * y.bound
+def times(x: Expr, y: Expr, known: int = WIDE) -> Expr:
+    """x * y of type index, whose absolute value is known to be at most ``known``."""
+    bound = min(x.bound * y.bound, known)
     if x.text == "1":
         return y
     if y.text == "1":

@@ -38,9 +38,10 @@ def _negated(x: Expr) -> Expr:
 
 
 def _term(w: Writer, monomial: Sequence[Factor], coefficient: int, operands: Sequence[Value]) -> Expr:
-    total = integer(coefficient)
+    total, poly = integer(coefficient), constant(coefficient)
     for factor in monomial:
-        total = times(total, _factor(w, factor, operands))
+        poly = multiply(poly, w.space.factor(factor, operands))
+        total = times(total, _factor(w, factor, operands), w.space.magnitude(poly))
     return total
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,8 +56,8 @@ class Surroundings(Protocol):
 class KernelWriter(Writer):
     """Writes the body of a launch; the parameters follow from what it uses."""
 
-    def __init__(self, op: Operation, around: Surroundings, *, marked: bool = False) -> None:
-        super().__init__(marked=marked)
+    def __init__(self, op: Operation, around: Surroundings, statements: dict[tuple[int, int], str], *, marked: bool = False) -> None:
+        super().__init__(marked=marked, statements=statements)
         self.launch = op
         self.around = around
         self.together = any(o.definition.full_name in COLLECTIVE for o in op.walk())
@@ -107,7 +107,7 @@ class KernelWriter(Writer):
                     atom = self.space.atoms[number]
                     if atom.value is argument:
                         atom.magnitude = min(atom.magnitude, NARROW - 1)  # a grid has no more blocks
-        if all(isinstance(s, int) and s <= MOST_BLOCKS for s in sizes[1:]):
+        if _has_axes(sizes):
             for argument, axis in zip(arguments, "xyz", strict=False):
                 if argument.has_uses:
                     self.declare(argument, Expr(f"go_block_{axis}()", cost=1))
@@ -121,13 +121,6 @@ class KernelWriter(Writer):
             rest = Expr(binary(rest, "/", count, PRODUCT_LEVEL).text, PRODUCT_LEVEL, 1, NARROW - 1, count.wide)
         if arguments[-1].has_uses:
             self.declare(arguments[-1], rest)
-
-    def fold(self, sizes: list[Dim]) -> tuple[Dim, Dim, Dim]:
-        """The grid for ranges of such sizes."""
-        if all(isinstance(s, int) and s <= MOST_BLOCKS for s in sizes[1:]):
-            padded = [*sizes, 1, 1]
-            return padded[0], padded[1], padded[2]
-        return product(sizes), 1, 1
 
     def thread(self, value: Value) -> Expr:
         """The number of the thread."""
@@ -213,6 +206,18 @@ class KernelWriter(Writer):
         bounds = f"{threads}, {blocks}" if blocks else str(threads)
         declarations = [text for _, text, _ in self.parameters()]
         return f'extern "C" __global__ void __launch_bounds__({bounds})\n{name}({", ".join(declarations)})'
+
+
+def fold(sizes: Sequence[Dim]) -> tuple[Dim, Dim, Dim]:
+    """The grid for ranges of such sizes: an axis for each, or one for all."""
+    if _has_axes(sizes):
+        padded = [*sizes, 1, 1]
+        return padded[0], padded[1], padded[2]
+    return product(sizes), 1, 1
+
+
+def _has_axes(sizes: Sequence[Dim]) -> bool:
+    return all(isinstance(s, int) and s <= MOST_BLOCKS for s in sizes[1:])
 
 
 def _is_shared(op: Operation) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from codegen.cuda.elementwise import unrolled
-from codegen.cuda.expressions import PRIMARY, Expr, integer, plus, times
+from codegen.cuda.expressions import NARROW, PRIMARY, Expr, integer, plus, times
 from codegen.cuda.indices import index_expr
 from codegen.cuda.types import C_TYPES, element_constant, in_memory, lanes_of
 from codegen.cuda.writer import Buffer, Writer, emits
@@ -26,15 +26,22 @@ ALIGNMENT = 128
 
 
 def place(w: Writer, op: Operation, access: AccessArg, buffer: Buffer) -> tuple[Expr, Poly]:
-    """The row-major number of the (first) element of an access, as an expression and for proofs."""
-    total, poly = integer(0), constant(0)
+    """The row-major number of the (first) element of an access, as an expression and for proofs.
+
+    Elements are inside of their buffer, whose size is no number of more than 62 bits: so products need not wrap around, but sums of
+    32 bits are taken only where they are proved to be enough.
+    """
+    total, poly, rows = integer(0), constant(0), constant(1)
     operands = op.operands
     for index, size in zip(access.indices, buffer.shape, strict=True):
         at = index_expr(w, index.expr, operands)
+        count = w.space.convert(size)
+        rows = multiply(rows, count)
         if total.text != "0":
-            total = times(total, index_expr(w, size))
-        total = at if total.text == "0" else total if at.text == "0" else plus(total, at)
-        poly = add(multiply(poly, w.space.convert(size)), w.space.convert(index.expr, operands))
+            most = max(w.space.magnitude(rows), NARROW)
+            total = times(total, index_expr(w, size), most)
+        total = at if total.text == "0" else total if at.text == "0" else plus(total, at, 2 * max(w.space.magnitude(rows), NARROW))
+        poly = add(multiply(poly, count), w.space.convert(index.expr, operands))
     return total, poly
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
-from codegen.cuda.kernels import KernelWriter, Place, buffer_alignment
+from codegen.cuda.alike import SITE, Launched, Outside, alike
+from codegen.cuda.kernels import KernelWriter, Place, buffer_alignment, fold
 from codegen.cuda.module import (
     ARENA_ALIGNMENT,
     AssertStep,
@@ -14,6 +17,7 @@ from codegen.cuda.module import (
     CopyStep,
     IfStep,
     Kernel,
+    KernelParameter,
     LaunchStep,
     Logic,
     LoopStep,
@@ -32,8 +36,8 @@ from ir.dims import Dim, DimExpr, ceildiv, dim_max, dim_min, floordiv, mod, prod
 from ir.layout import AccessArg, ExpressionArg, RangeArg, layout_of
 from ir.types import MemRefType, TensorType, boolean, byte_count, index
 
-PARAMETER_ALIGNMENT = 16
-"""Bytes to which arrays from outside are aligned."""
+ALIGNMENT = 16
+"""Bytes to which all memory of the device is aligned, arrays from outside too: no load is larger."""
 
 _STORES = ("memref.store", "vector.store")
 _PURE = ("arith", "math", "affine", "vector")
@@ -53,12 +57,14 @@ class HostWriter:
         self.stored: list[Operation] = []
         self.arena: Dim = 0
         self.guards: dict[tuple[str, ...], None] = {}
+        self._statements: dict[tuple[int, int], str] = {}
         self._places: dict[Value, BufferRef] = {}
         self._tensors: dict[Value, BufferRef] = {p: BufferRef("parameter", p.index) for p in graph.parameters if isinstance(p.type, TensorType)}
         self._sizes: dict[Value, Dim] = {}
         self._conditions: dict[Value, Condition] = {}
         self._results = result_memory(graph, {})
         self._known: dict[str, str] = {}
+        self._launched: dict[Any, Launched] = {}
         self._names: set[str] = set()
         self._some_written = any(p.written for p in parameters)
         for p in graph.parameters:
@@ -176,7 +182,7 @@ class HostWriter:
             raise GraphError(Diagnostic(f"codegen: the host doesn't know the memory of %{value.name}", value.location))
         outside = ref.kind == "parameter"
         constant = ref.kind == "stored" or (outside and not self._some_written)
-        return Place(ref, constant, buffer_alignment(ref.offset, PARAMETER_ALIGNMENT if outside else ARENA_ALIGNMENT))
+        return Place(ref, constant, buffer_alignment(ref.offset, ALIGNMENT))
 
     def tensor(self, value: Value) -> BufferRef:
         """Where a tensor is."""
@@ -237,8 +243,21 @@ class HostWriter:
     # -- launches --------------------------------------------------------------------------------------------------
 
     def launch(self, op: Operation) -> Iterator[Step]:
-        """A kernel, unless there is one with the same text, and the step that runs it."""
-        writer = KernelWriter(op, self, marked=self.marked)
+        """A kernel, unless there is one that does the same, and the step that runs it."""
+        key, outside = alike(op, self)
+        launched = self._launched.get(key) if key is not None else None
+        if launched is None:
+            launched = self._new_launch(op, outside)
+            if key is not None:
+                self._launched[key] = launched
+        base = len(self.sites)
+        self.sites += launched.sites_for(op)
+        sizes = [self.size(a.stop, op) for a in layout_of(op) if isinstance(a, RangeArg)]
+        yield LaunchStep(launched.kernel, fold(sizes), launched.arguments_for(outside, self, base), op.loc)
+
+    def _new_launch(self, op: Operation, outside: Sequence[Value]) -> Launched:
+        """Writes the kernel of a launch; if there is one with the same text, that is it."""
+        writer = KernelWriter(op, self, self._statements, marked=self.marked)
         writer.write()
         for monomial in writer.space.guarded:
             self.guards[tuple(writer.space.atoms[n].name for n in monomial)] = None
@@ -254,14 +273,21 @@ class HostWriter:
             source = f"{finished.render(writer.head(name))}\n{{\n{finished.text(first)}\n}}\n"
             threads = op.attribute("threads")
             assert isinstance(threads, int)
-            given = tuple(type(p)(p.kind, finished.render(p.name), p.type, p.const) for p, _, _ in parameters)
+            given = tuple(replace(p, name=finished.render(p.name)) for p, _, _ in parameters)
             self.kernels.append(Kernel(name, source, given, threads, writer.shared_bytes, writer.together, writer.checks))
-        base = len(self.sites)
-        self.sites += finished.sites
-        site = writer.fixed("site") if writer.uses("site") else None
-        arguments = tuple(base if p.name == site else argument for p, _, argument in parameters)
-        sizes = [self.size(a.stop, op) for a in layout_of(op) if isinstance(a, RangeArg)]
-        yield LaunchStep(name, writer.fold(sizes), arguments, op.loc)
+        return Launched(name, op, tuple(finished.sites), tuple(self._source_of(p, a, writer, outside) for p, _, a in parameters))
+
+    def _source_of(self, parameter: KernelParameter, argument: BufferRef | Dim | None, writer: KernelWriter, outside: Sequence[Value]) -> Any:
+        """Where the argument of a parameter comes from, in any launch that is alike."""
+        if isinstance(argument, BufferRef):
+            assert parameter.type is not None
+            dtype = parameter.type.dtype
+            for position, value in enumerate(outside):
+                type_ = value.type
+                if isinstance(type_, MemRefType) and type_.dtype == dtype and self.place(value).ref == argument:
+                    return Outside(position)
+            return argument
+        return SITE if writer.uses("site") and parameter.name == writer.fixed("site") else argument
 
 
 # -- operations of the host --------------------------------------------------------------------------------------------

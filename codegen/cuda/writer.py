@@ -29,6 +29,7 @@ INLINE_COST = 4
 _TOKEN = re.compile("\x01([0-9]+)\x02")
 _MARK = re.compile("\x04([0-9]+)\x05")
 _COMMENT = "\x03"
+_NUMBER = re.compile("([.][0-9]+)+$")
 
 _SELF_CONTAINED = ("arith", "math", "affine")
 """Dialects whose operations on scalars may become parts of expressions."""
@@ -101,7 +102,7 @@ class Writer:
     together = False
     """Whether threads wait for each other, so that none may leave before the others."""
 
-    def __init__(self, *, marked: bool = False, comments: bool = True) -> None:
+    def __init__(self, *, marked: bool = False, comments: bool = True, statements: dict[tuple[int, int], str] | None = None) -> None:
         self.lines: list[str] = []
         self.depth = 1
         self.hints: list[str] = []
@@ -116,13 +117,13 @@ class Writer:
         self._fixed: dict[str, str] = {}
         self._symbols: dict[str, Expr] = {}
         self._said: set[str] = set()
-        self._known_places: dict[tuple[int, int], str] = {}
+        self._statements = {} if statements is None else statements
 
     # -- names and lines -------------------------------------------------------------------------------------------
 
     def token(self, hint: str) -> str:
-        """A new variable; ``hint`` is what it should be called."""
-        self.hints.append(hint)
+        """A new variable; ``hint`` is what it should be called, without the number that told it from others of the graph."""
+        self.hints.append(_NUMBER.sub("", hint) or hint)
         return f"\x01{len(self.hints) - 1}\x02"
 
     def fixed(self, hint: str) -> str:
@@ -159,9 +160,9 @@ class Writer:
         for place in names.origins(op.loc):
             offset = getattr(place, "offset", None)
             key = (id(getattr(place, "source", place)), -1 if offset is None else offset)
-            text = self._known_places.get(key)
+            text = self._statements.get(key)
             if text is None:
-                text = self._known_places[key] = names.statement_at(place)
+                text = self._statements[key] = names.statement_at(place)
             if text and text not in self._said:
                 self._said.add(text)
                 self.line(f"{_COMMENT}{text}")

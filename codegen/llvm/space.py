@@ -153,13 +153,14 @@ class Space:
                 continue
             term: Poly | None = None
             for atom in monomial:
-                factor = self._factor(atom, operands)
+                factor = self.factor(atom, operands)
                 term = factor if term is None else multiply(term, factor)
             assert term is not None
             total = add(total, term, coefficient)
         return total
 
-    def _factor(self, atom: str | DimFunction, operands: Sequence[Value]) -> Poly:
+    def factor(self, atom: str | DimFunction, operands: Sequence[Value]) -> Poly:
+        """The polynomial of one factor of an expression."""
         if not isinstance(atom, str):
             return self.function(atom.kind, tuple(self.convert(a, operands) for a in atom.args))
         if atom.startswith("%"):
