@@ -75,13 +75,13 @@ _CUDA = (
     "share-checks",
     # what is more than one nest, while its operations are seen, and nests that split and join heads
     "map-rope",
-    "map-attention",
+    "map-attention$attention",
     "map-digits",
     "lower-to-loops",
     # sums in order are exact to f32, as on the CPU
     "widen-sums",
     # each nest becomes a kernel: the special forms first, then what is left, in the end a kernel of one thread
-    "map-products$cores",
+    "map-products$products",
     "map-rows",
     "map-sorts",
     "map-elements",
@@ -148,14 +148,14 @@ PRESETS: dict[str, str] = {
     # loops over machine vectors, ready for code generation
     "cpu": ",".join(("O1", *_LINALG, *TARGETS["cpu"].passes())),
     # kernels for a GPU, ready for CUDA C
-    "cuda": _cuda_passes(cores=""),
+    "cuda": _cuda_passes(attention="", products=""),
 }
 
 
 OTHER_TARGETS: dict[str, str] = {
     **{name: ",".join(("O1", *_LINALG, *t.passes())) for name, t in TARGETS.items() if name not in PRESETS},
-    # its tensor cores know no bf16, and have no cp.async to be fed by
-    "cuda-sm75": _cuda_passes(cores="{tensor_cores=false}"),
+    # 64 KiB of shared memory for a block; its tensor cores know no bf16, and have no cp.async to be fed by
+    "cuda-sm75": _cuda_passes(attention="{rows=32, few=0}", products="{tensor_cores=false}"),
 }
 """The preset ``cpu`` with the numbers of other processors, and ``cuda`` for what older GPUs have."""
 

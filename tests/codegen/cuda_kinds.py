@@ -23,7 +23,7 @@ class Kind:
 
     ``everywhere`` is expected on all targets, ``since`` on those from an architecture on, ``never`` on none.  ``pipeline`` makes the kernels,
     by default the preset for the target.  ``quick`` are the targets of the default run: kernels that take seconds to compile are compiled for
-    one there.  ``stack`` are bytes for each thread that are meant to be there.
+    one there.
     """
 
     name: str
@@ -33,7 +33,6 @@ class Kind:
     never: tuple[str, ...] = ()
     pipeline: str = ""
     quick: tuple[str, ...] = tuple(TARGETS)
-    stack: int = 0
 
     def passes(self, target: Target) -> str:
         """The pipeline for a target."""
@@ -194,7 +193,7 @@ MADE: tuple[Kind, ...] = (
     Kind(
         "product-digits",
         product_text("q4_1", 1536, 576, 3, 1),
-        ("IDP*", "LDG.128"),
+        ("IDP*", "LDG"),  # 4 bytes for each thread, 128 for a warp
     ),
     Kind("product-packed", product_text("q8_0", 1536, 576, 0, 1), ("FFMA", "LDG.128")),
     # attention
@@ -220,8 +219,7 @@ MADE: tuple[Kind, ...] = (
     ),
     # indices
     Kind("gather", graph("%w: f32[V, 576], %i: i64[B, S]", "f32[B, S, 576]", "%y = gather(%w, %i)"), ("LDG", "STG.128")),
-    # the library reduces large angles with a table of five words in memory
-    Kind("rope", graph("%x: f32[B, 4, S, 64], %p: i64[S]", "f32[B, 4, S, 64]", "%y = rope(%x, %p)"), ("LDG", "FMUL", "STG"), stack=40),
+    Kind("rope", graph("%x: f32[B, 4, S, 64], %p: i64[S]", "f32[B, 4, S, 64]", "%y = rope(%x, %p)"), ("LDG", "FMUL", "STG")),
     Kind("top-k", graph("%x: f32[B, 1000]", "f32[B, 8]", "%y, %i = topk(%x, k=8)"), ("STG",), quick=ONE),
     Kind("sort", graph("%x: f32[B, 100]", "f32[B, 100]", "%y = sort(%x)"), ("STG",), quick=ONE),
     Kind("running-sum", graph("%x: f32[B, N]", "f32[B, N]", "%y = cumsum(%x, axis=1)"), ("DADD", "STG")),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +35,8 @@ ALL = os.environ.get("GRAPH_OPT_CUDA_ALL") == "1"
 ONLY_ALL = pytest.mark.skipif(not ALL, reason="GRAPH_OPT_CUDA_ALL=1 runs it")
 HAS_DISASSEMBLER = next(compilers.find_programs("nvdisasm"), None) is not None
 LINES = [(k, t) for k in KINDS.values() for t in TARGETS if ALL or t in k.quick]
+ANGLES = 40
+"""Bytes of local memory that sin, cos and tan of doubles have."""
 INCLUDE = '#include "graph_opt_device.h"\n'
 
 pytestmark = pytest.mark.skipif(not any(compilers.find_compilers()), reason="there is neither NVRTC nor nvcc (pip install nvidia-cuda-nvrtc)")
@@ -81,8 +84,9 @@ def all_kinds(target: str) -> dict[str, MachineCode]:
     return {n: MachineCode({k: compiled.usage[k] for k in names}, {k: found[k] for k in names if k in found}) for n, names in own.items()}
 
 
-def spilled(usage: dict[str, Usage], stack: int = 0) -> list[str]:
-    """The kernels whose threads need memory for registers."""
+def spilled(usage: Mapping[str, Usage], source: str) -> list[str]:
+    """The kernels whose threads need memory for registers or arrays, except that in which the library reduces large angles."""
+    stack = ANGLES if re.search(r"\b(sin|cos|tan)\(", source) else 0
     return [f"{name}: {u}" for name, u in usage.items() if u.stack > stack or u.spill_stores or u.spill_loads]
 
 
@@ -92,7 +96,7 @@ def test_kind(kind: Kind, target: str) -> None:
     if isinstance(program, Exception):
         raise program
     code = all_kinds(target)[kind.name]
-    assert program.kernels and not spilled(code.usage, kind.stack)
+    assert program.kernels and not spilled(code.usage, program.source)
     assert [k.threads for k in program.kernels] == [u.threads for u in code.usage.values()]
     assert max(k.shared_bytes for k in program.kernels) <= TARGETS[target].shared
     if not HAS_DISASSEMBLER:
@@ -125,7 +129,7 @@ def test_sample(path: Path, target: str, tmp_path: Path) -> None:
     out = tmp_path / "out.cu"
     assert main([str(path), "--emit", "cuda", "--target", target, "-o", str(out), *shapes]) == 0
     compiled = compile_cubin(out.read_text(), target, cache=None)
-    assert compiled.usage and not spilled(dict(compiled.usage))
+    assert compiled.usage and not spilled(compiled.usage, out.read_text())
 
 
 @ONLY_ALL
@@ -133,4 +137,4 @@ def test_sample(path: Path, target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "number", "text"), EXAMPLES, ids=[f"{n}-{i}" for n, i, _ in EXAMPLES])
 def test_example(name: str, number: int, text: str, target: str) -> None:
     program = emitted(text, "infer-types,plan-shared", f"{name}.graph")
-    assert not spilled(dict(compile_cubin(program.source, target, cache=None).usage))
+    assert not spilled(compile_cubin(program.source, target, cache=None).usage, program.source)
