@@ -93,6 +93,8 @@ class Call:
     staging: int = 0
     pinned: int = 0
     refs: list[Any] = field(default_factory=list)
+    used: int = 0
+    """When it was used last, counted in uses."""
     alone: Captured | None = None
     """The graph, where launching it is all there is to a call."""
     graphs: OrderedDict[tuple[int, ...], Captured | None] = field(default_factory=OrderedDict)

@@ -65,6 +65,7 @@ class Engine:
         self._checks = any(k.checks for k in program.kernels)
         self._lock = threading.RLock()
         self._calls: dict[Any, Call] = {}
+        self._uses = 0
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
         self._arena = self._staging = Block(device, 0, 0)
         self._pinned = (0, 0)
@@ -139,6 +140,7 @@ class Engine:
                 return None
             device = self.device
             at = device.stream if stream is None else stream
+            self._uses = call.used = self._uses + 1
             token = device.begin()
             try:
                 if call.alone is None:
@@ -185,12 +187,15 @@ class Engine:
         call = self._calls.get(key)
         ghosts = [ghost(s) if s is not None else a for a, s in zip(args, given, strict=True)]
         if call is not None and not call.checked:
+            self._uses = call.used = self._uses + 1
             return call
         call = self._new_call(args, ghosts, given, out, outputs) if call is None else self._rechecked(call, ghosts, out, outputs)
         self._watch(call, key, values)
+        self._uses = call.used = self._uses + 1
         self._calls[key] = call
-        while len(self._calls) > CALLS:
-            self._calls.pop(next(iter(self._calls)), None)  # a finalizer may have been faster
+        if len(self._calls) > CALLS:
+            oldest = min(list(self._calls.items()), key=lambda item: item[1].used)[0]
+            self._calls.pop(oldest, None)  # a finalizer may have been faster
         return call
 
     def _seen(self, values: Sequence[Any], names: Sequence[tuple[str, Any]], stream: int) -> list[Seen | None]:

@@ -439,6 +439,17 @@ def test_the_third_call_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[-1] == "launch_graph" and seen.count("launch_graph") == 2  # copies of small arrays are part of the graph
 
 
+def test_calls_that_are_used_are_kept() -> None:
+    run = engine(TIMES, TWICE)
+    x, out = to_device(device(), floats(1, 2)), empty(device(), TensorType(f32, (2,)))
+    run.call([np.ones(200, np.float32)])  # memory for copies doesn't grow any more
+    run.call([x], [out])
+    for n in range(40):
+        assert run.quick([x], [out]) == [out]
+        run.call([np.ones(n, np.float32)])
+    assert len(run._calls) == 16
+
+
 def test_a_driver_that_captures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run = engine(TIMES, TWICE)
 

@@ -6,6 +6,7 @@ What is said where a driver, a device or a package is missing, or doesn't fit.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -143,3 +144,22 @@ def test_names_that_are_no_devices(device: str) -> None:
     assert not is_cuda(device)
     with pytest.raises(GraphError, match="there is no device"):
         open_driver(device)
+
+
+BENCH = """
+import tests.cuda.on_fake_driver
+from graph_opt.cli import main
+sys.exit(main(["bench", "samples/mlp.graph", "--dims", "B=4", "--device", "cuda", "--rounds", "2", *sys.argv[1:]]))
+"""
+
+
+@needs_gxx
+def test_bench_reports_what_events_say() -> None:
+    """Through cuda-bindings; on a fake driver the numbers mean nothing, their number does."""
+    if not is_there("cuda-core"):
+        pytest.skip("cuda-bindings is not installed")
+    found = json.loads(said(BENCH.replace("*sys.argv[1:]", "'--json'"), **fake(GRAPH_OPT_CUDA_DRIVER="cuda-core")))
+    assert (found["label"], found["card"], found["implementation"], found["rounds"]) == ("measured", "Fake GPU", "cuda-core", 2)
+    assert found["call"]["seconds"]["median"] > 0 and found["call"]["host_seconds"]["median"] > 0
+    assert [row["ops"][0]["op"] for row in found["launches"]] == ["matmul", "matmul"]
+    assert all(row["seconds"]["median"] > 0 and row["flops"] > 0 for row in found["launches"])
