@@ -66,7 +66,6 @@ class HostWriter:
         self._known: dict[str, str] = {}
         self._launched: dict[Any, Launched] = {}
         self._names: set[str] = set()
-        self._some_written = any(p.written for p in parameters)
         for p in graph.parameters:
             if isinstance(p.type, MemRefType):
                 self._places[p] = BufferRef("parameter", p.index)
@@ -181,7 +180,7 @@ class HostWriter:
         if ref is None:
             raise GraphError(Diagnostic(f"codegen: the host doesn't know the memory of %{value.name}", value.location))
         outside = ref.kind == "parameter"
-        constant = ref.kind == "stored" or (outside and not self._some_written)
+        constant = ref.kind == "stored" or (outside and not self.parameters[ref.index].written)  # the runtime copies arrays that overlap
         return Place(ref, constant, buffer_alignment(ref.offset, ALIGNMENT))
 
     def tensor(self, value: Value) -> BufferRef:
@@ -227,8 +226,8 @@ class HostWriter:
             return second is not None or b.type.space == ""  # type: ignore[union-attr]  # else it is memory on the chip
         if first.kind != second.kind or (first.index != second.index and first.kind != "parameter"):
             return False
-        if first.kind == "parameter":
-            return first.index == second.index or self._some_written
+        if first.kind == "parameter":  # arrays that are written may be one; others are only read
+            return first.index == second.index or (self.parameters[first.index].written and self.parameters[second.index].written)
         return not (_is_behind(second, first, a.type) or _is_behind(first, second, b.type))
 
     # -- the end ---------------------------------------------------------------------------------------------------
