@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from codegen.cuda.drivers import is_cuda
+from codegen.cuda.drivers import is_cuda, open_driver
 from graph_opt.binding import Sources
 from graph_opt.collector import fewer_collections
 from graph_opt.executable import DeferredExecutable, Executable, ReferenceExecutable
@@ -29,11 +29,16 @@ if TYPE_CHECKING:
 
 
 def default_pipeline(module: Module, device: str) -> str:
-    """The passes that a device wants for a program: none but inference where it is at the level of loops already."""
+    """The passes that a device wants for a program: none but inference where it is at the level of loops already.
+
+    A GPU is opened for that, as older ones want others.  Raises GraphError where there is none.
+    """
     if device == "reference":
         return "O1"
     if is_cuda(device):
-        return "O0" if is_lowered(module, "cuda") else preset_of("cuda")
+        if is_lowered(module, "cuda"):
+            return "O0"
+        return preset_of("cuda", open_driver(device).properties.capability)
     return "O0" if is_lowered(module, "loops") else preset_of("loops")
 
 

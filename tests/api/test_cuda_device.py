@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 import graph_opt
+from codegen.cuda.drivers import open_driver
+from graph_opt.build import default_pipeline
 from graph_opt.cli import main
 from graph_opt.cuda import CudaExecutable, DeviceArray, empty, stream_handle, to_device
 
@@ -184,6 +187,15 @@ def test_devices_that_are_none() -> None:
     with pytest.raises(graph_opt.GraphError, match="arrays of complex64 are not supported"):
         empty((2,), np.complex64, DEVICE)
     assert empty((2, 3), "bf16", DEVICE).dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.skipif(DEVICE != "cuda-emulated", reason="a card is what it is")
+def test_older_devices_get_other_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = graph_opt.parse(LAYER)
+    driver = open_driver(DEVICE)
+    assert default_pipeline(module, DEVICE) == "cuda"
+    monkeypatch.setattr(driver, "properties", replace(driver.properties, capability=(7, 5)))
+    assert default_pipeline(module, DEVICE) == "cuda-sm75"
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
