@@ -155,7 +155,7 @@ PRESETS: dict[str, str] = {
 OTHER_TARGETS: dict[str, str] = {
     **{name: ",".join(("O1", *_LINALG, *t.passes())) for name, t in TARGETS.items() if name not in PRESETS},
     # 64 KiB of shared memory for a block; its tensor cores know no bf16, and have no cp.async to be fed by
-    "cuda-sm75": _cuda_passes(attention="{rows=32, few=0}", products="{tensor_cores=false}"),
+    "cuda-sm75": _cuda_passes(attention="{shared=65536}", products="{tensor_cores=false}"),
 }
 """The preset ``cpu`` with the numbers of other processors, and ``cuda`` for what older GPUs have."""
 

@@ -51,8 +51,6 @@ STEPS = KEYS // LANES
 """Keys of a lane in a block."""
 _PAD = 4
 """Numbers behind each row in shared memory, so that neighbouring rows are in other banks and rows still begin at 16 bytes."""
-_SHARED = 200 * 1024
-"""Bytes of shared memory that a block takes at most."""
 _ACCUMULATORS = 64
 """Numbers of a result that a thread keeps in registers, at most."""
 
@@ -93,28 +91,28 @@ class Tiling:
         """How many times ``columns`` columns of a result of some width a thread has."""
         return -(-width // (self.columns * self.column_lanes))
 
-    def fits(self, width: int, value_width: int) -> bool:
-        """Whether registers and shared memory hold it."""
+    def fits(self, width: int, value_width: int, shared_bytes: int) -> bool:
+        """Whether registers and so much shared memory hold it."""
         wide = max(_padded(width), _padded(value_width))
         numbers = self.rows * _padded(width) + 2 * self.keys * wide + self.rows * (STEPS + 1) * LANES + 4 * self.rows
-        return self.value_rows * self.columns * self.pieces(value_width) <= _ACCUMULATORS and 4 * numbers <= _SHARED
+        return self.value_rows * self.columns * self.pieces(value_width) <= _ACCUMULATORS and 4 * numbers <= shared_bytes
 
 
-def tiling_of_many(width: int, value_width: int, rows: int) -> Tiling:
-    """Tiles of ``rows`` rows, fewer where their result would not be in registers."""
+def tiling_of_many(width: int, value_width: int, rows: int, shared_bytes: int) -> Tiling:
+    """Tiles of ``rows`` rows; fewer rows, and then fewer keys at a time, where registers or shared memory would not hold them."""
     columns = next(n for n in (4, 2, 1) if value_width % n == 0)
-    tilings = [Tiling(16 * n, 16, 32, 16, columns) for n in (4, 2, 1) if 16 * n <= max(rows, 16)]
-    return next((t for t in tilings if t.fits(width, value_width)), tilings[-1])
+    tilings = [Tiling(16 * n, 16, keys, 16, columns) for keys in (32, 16, 8) for n in (4, 2, 1) if 16 * n <= max(rows, 16)]
+    return next((t for t in tilings if t.fits(width, value_width, shared_bytes)), tilings[-1])
 
 
-def tiling_of_few(width: int, value_width: int, rows: int) -> Tiling | None:
+def tiling_of_few(width: int, value_width: int, rows: int, shared_bytes: int) -> Tiling | None:
     """For so many rows, all of which one block of threads works on with a block of keys; None where they are too many."""
     columns = next(n for n in (4, 2, 1) if value_width % n == 0)
     candidates = [
         Tiling(4, 1, KEYS, 2, 1), Tiling(16, 4, KEYS, 2, 1), Tiling(16, 4, 32, 2, 1),
-        *(Tiling(16 * n, 16, 32, 16, columns) for n in (1, 2, 4)),
+        *(Tiling(16 * n, 16, keys, 16, columns) for keys in (32, 16, 8) for n in (1, 2, 4)),
     ]  # fmt: skip
-    return next((t for t in candidates if t.rows >= rows and t.fits(width, value_width)), None)
+    return next((t for t in candidates if t.rows >= rows and t.fits(width, value_width, shared_bytes)), None)
 
 
 def _padded(width: int) -> int:
@@ -178,7 +176,7 @@ class Blocks:
             tag="keys.block", result="values",
         )  # fmt: skip
         if not self.split:
-            barrier()
+            barrier()  # for rows that see no key: nothing else stands between their sums and who reads them
             self._each(totals, self._finish)
 
     def _lanes(self, name: str, size: int) -> tuple[Dim, Dim]:
@@ -239,8 +237,8 @@ class Blocks:
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, values: bool, first: Dim, slot: Dim) -> None:
-        """Asks for keys or values from one on, where there are any; those behind the last one are zeros."""
+    def _fetch(self, values: bool, first: Dim, slot: Dim, there: str = "") -> None:
+        """Asks for keys or values from one on; those behind the last one are zeros.  ``there`` names what is asked first: if there are any."""
         view, width = (self.p.v, self.p.value_width) if values else (self.p.k, self.p.width)
         run = run_of(view, width)
         across = width // run
@@ -251,13 +249,16 @@ class Blocks:
             places = view.at(self.batch, self.head, first + row, (column, run))
             cp_async(view.buffer, places, self.near, [slot, row, (column, run)], valid=valid)
 
-        when(less(first, self.end), lambda: self._shared_out("i", self.t.keys * across, some))
+        if there:
+            when(less(first, self.end, there), lambda: self._shared_out("i", self.t.keys * across, some))
+        else:
+            self._shared_out("i", self.t.keys * across, some)
 
     def _start(self, begin: Dim) -> None:
-        self._fetch(False, begin, 0)
+        self._fetch(False, begin, 0, "is_seen")
         cp_commit()
         if self.upfront:
-            self._fetch(True, begin, 1)
+            self._fetch(True, begin, 1, "is_seen")
             cp_commit()
 
     def _step(self, values: bool, block: Dim, step: Dim) -> Dim:
@@ -270,7 +271,7 @@ class Blocks:
 
             def after() -> None:
                 if values:
-                    self._fetch(False, block + KEYS, 0)
+                    self._fetch(False, block + KEYS, 0, "is_seen")
                 else:
                     self._fetch(True, block, self.steps % 2)
 
@@ -279,7 +280,7 @@ class Blocks:
             else:
                 when(
                     less(step, self.steps - 1, "more"),
-                    lambda: self._fetch(values, block + following, named("slot", mod(step + (offset + 1), 2))), after,
+                    lambda: self._fetch(values, block + following, named("slot", mod(step + (offset + 1), 2)), "any_keys"), after,
                 )  # fmt: skip
             cp_commit()
         return named("place", mod(step + offset, 2))
@@ -289,7 +290,7 @@ class Blocks:
     def _block(self, block: Dim, *totals: Value) -> Sequence[Value]:
         def scores(step: Dim) -> None:
             place = self._step(False, block, step)
-            when(less(block + self.t.keys * step, self.end), lambda: self._scores(step, place))
+            when(less(block + self.t.keys * step, self.end, "any_keys"), lambda: self._scores(step, place))
 
         self._each_step(scores)
         barrier()

@@ -65,12 +65,16 @@ class MapAttention(Pass):
     """rows of a tile: 16, 32 or 64; wide values take fewer"""
     few: int = 64
     """rows sharing a key head that are few; 0 for tiles alone"""
+    shared: int = 166912
+    """bytes of shared memory that a block of threads has: rows and keys that are worked on at a time are fewer where more would not fit"""
 
     def __post_init__(self) -> None:
         if self.rows not in (16, 32, 64):
             raise ValueError("rows: expected 16, 32 or 64")
         if not 0 <= self.few <= 64:
             raise ValueError("few: expected 0 to 64")
+        if self.shared < 32768:
+            raise ValueError("shared: expected 32768 or more")
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
@@ -99,9 +103,10 @@ class MapAttention(Pass):
         steps, group = problem.queries, problem.group
         most = self.few // group
         rows = group * (steps if isinstance(steps, int) else 1)
-        tiling = tiling_of_few(problem.width, problem.value_width, rows) if rows <= self.few else None
+        tiling = tiling_of_few(problem.width, problem.value_width, rows, self.shared) if rows <= self.few else None
         few = None if tiling is None else Blocks(problem, tiling, split=True)
-        many = Blocks(problem, tiling_of_many(problem.width, problem.value_width, rows if isinstance(steps, int) else self.rows), split=False)
+        tile_rows = min(rows, self.rows) if isinstance(steps, int) else self.rows
+        many = Blocks(problem, tiling_of_many(problem.width, problem.value_width, tile_rows, self.shared), split=False)
 
         def split() -> None:
             assert few is not None
