@@ -99,9 +99,13 @@ def _run_of(op: Operation, access: Access, places: Sequence[Dim], own: Dim, vari
 
 
 def run_width(nest: ParallelNest, runs: Sequence[Run]) -> int:
-    """How many neighbours one thread takes: 16 bytes of the smallest elements, a power of two that all stores and the nest allow."""
+    """How many neighbours one thread takes: 16 bytes of the smallest elements, a power of two that all stores and the nest allow.
+
+    Of the largest elements it takes two loads at most: more of them would leave gaps between those of neighbouring threads.
+    """
     count = nest.counts[-1]
-    width = min(MOST, max(LINE // r.type.dtype.itemsize for r in runs))
+    sizes = [r.type.dtype.itemsize for r in runs]
+    width = min(MOST, LINE // min(sizes), max(1, 2 * LINE // max(sizes)))
     ragged = len(nest.variables) == 1 and not isinstance(count, int)
     while width > 1 and not (all(r.is_aligned(width) for r in runs if r.stores) and (ragged or exact_div(count, width) is not None)):
         width //= 2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ir.builder import Builder
 from ir.core import Block, Operation, Value
-from ir.dims import Dim, ceildiv, floordiv, mod, symbols_of
+from ir.dims import Dim, ceildiv, dim_max, floordiv, mod, symbols_of
 from passes.gpu._copying import Copier, drop_unused
 from passes.gpu._kernels import barrier, both, equal, is_multiple, launch, less, local, named, split_index, thread, when
 from passes.gpu._rows import LANES, Reduction, Rows, chosen, part_size, row_kernel_name
@@ -61,7 +61,7 @@ class ShortRows:
         if not is_multiple(self.total, self.per_block):
             # threads without a row go through the last one, and store nothing: all threads of a warp have to come along
             self.valid = less(row, self.total, "valid")
-            row = value_symbol(index_value("min", row, self.total - 1, name="row"))
+            row = value_symbol(index_value("min", row, dim_max(self.total, 1) - 1, name="row"))
         for variable, place in zip(self.nest.variables, split_index(row, self.nest.counts), strict=True):
             self.copier.set(variable, place)
         stored: list[Operation] = []

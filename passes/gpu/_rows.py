@@ -130,7 +130,7 @@ def find_rows(op: Operation) -> Rows | None:
     for step in steps:
         if step.name == "scf.for":
             reduction = reduction_of(step)
-            if reduction is None:
+            if reduction is None or (reduction.in_order and _goes_across(step, nest.variables[-1])):
                 return None
             reductions[step] = reduction
         elif step.name == "scf.parallel":
@@ -179,6 +179,13 @@ def _apart(loop: Operation, stores: Sequence[Operation]) -> bool:
         if not any(i.expr == own for i in access.indices) or any(alias(memory_of(access.buffer), m) != "never" for m in loaded):
             return False
     return len({accesses(op)[0].buffer for op in stores}) == len(stores)
+
+
+def _goes_across(loop: Operation, row: Value) -> bool:
+    """Whether neighbours of what a loop loads belong to the next row, so that neighbouring threads had better take rows."""
+    variable = body(loop).arguments[0]
+    places = [a.indices[-1].expr for o in body(loop) if o.name == "memref.load" for a in accesses(o) if a.indices]
+    return any(depends_on(p, [row]) and not depends_on(p, [variable]) for p in places)
 
 
 def _follows(loop: Operation) -> bool:
