@@ -143,7 +143,7 @@ class Engine:
             self._uses = call.used = self._uses + 1
             token = device.begin()
             try:
-                if call.alone is None:
+                if call.alone is None or (out is None and call.result_types):  # results without elements are made, too
                     return self._run(call, args, out, at)
                 with device.lock:
                     device.tidy()

@@ -130,7 +130,7 @@ def test_host_arrays(n: int) -> None:
     run = engine(TIMES, TWICE)
     x = np.arange(n, dtype=np.float32)
     for _ in range(4):  # launches, captured, replayed
-        (y,) = run.call([x])
+        (y,) = run.quick([x]) or run.call([x])
         assert type(y) is np.ndarray and y.tolist() == (2 * x).tolist()
         x = x + 1
 
