@@ -10,6 +10,8 @@ import pytest
 
 from codegen.cuda.emit import emit_program
 from ir.core import Module
+from ir.diagnostics import GraphError
+from ir.interpreter import Interpreter
 from passes.gpu.map_serial import MapSerial
 from passes.infra.base import PassContext
 from passes.linalg.lower_to_loops import LowerToLoops
@@ -19,7 +21,7 @@ from tests.codegen.cuda_graph import CudaGraph, build
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="kernels are built for the CPU by g++")
 
-DIALECTS = ("arith", "math", "affine", "memref", "vector", "scf", "cf")
+DIALECTS = ("arith", "math", "affine", "memref", "vector", "scf", "cf", "gpu")
 HIGHER = {"memref.to_tensor-0", "scf.for-0"}  # they have operations on tensors
 EXAMPLES = {
     f"{name}-{number}": text for name, number, text in all_examples() if name.split(".")[0] in DIALECTS and f"{name}-{number}" not in HIGHER
@@ -58,3 +60,46 @@ def test_same_bits(key: str) -> None:
         results = cuda.run(given)
         found = [*results, *(given[p.index] for p in cuda.graph.parameters if is_written(p))]
         assert_same(found, case.outputs, str(case), module)
+
+
+REFUSED = {
+    "a divisor": ("%x: memref<i32[N]>, %y: memref<i32[N]>", "%r = arith.floordivsi(%a, %b) : i32", [[7, 8, 9], [1, 0, 0]]),
+    "an amount": ("%x: memref<i64[N]>, %y: memref<i64[N]>", "%r = arith.shli(%a, %b) : i64", [[7, 8, 9], [1, 64, 3]]),
+    "a negative amount": ("%x: memref<i8[N]>, %y: memref<i8[N]>", "%r = arith.shrui(%a, %b) : i8", [[7, 8, 9], [7, 1, -1]]),
+}
+LANES = {
+    "a lane": ("%x: memref<i32[4]>, %y: memref<i32[4]>", "%r = arith.remsi(%a, %b) : vector<i32[2, 2]>", [[7, 8, 9, 1], [1, 2, 0, 0]]),
+}
+
+
+@functools.cache
+def refused() -> dict[str, tuple[Module, CudaGraph]]:
+    """Programs that fail, each with a check, in one library."""
+    texts = {}
+    for number, (key, (parameters, line, _)) in enumerate({**REFUSED, **LANES}.items()):
+        dtype = parameters.split("<")[1].split("[")[0]
+        load_, store = "memref.load(%{}[%i]) : " + dtype, "memref.store(%r, %x[%i])"
+        loop, end = "scf.for(%i = 0 to N) {", "yield\n}"
+        if key in LANES:
+            load_, store, loop, end = f"vector.reshape(%{{0}}{number}) : vector<{dtype}[2, 2]>", "", "", ""
+            loop = "\n".join(f"%{v}{number} = vector.load(%{v}[0:+4]) : vector<{dtype}[4]>" for v in "xy")
+            store = f"%q = vector.reshape(%r) : vector<{dtype}[4]>\nvector.store(%q, %x[0:+4])"
+        body = f"{loop}\n%a = {load_.format('x')}\n%b = {load_.format('y')}\n{line}\n{store}\n{end}"
+        texts[key] = f"graph @r{number}({parameters}) {{\ngpu.launch(%block = 0 to 1, threads=1) {{\n{body}\nyield\n}}\nreturn\n}}\n"
+    modules = {key: load(text) for key, text in texts.items()}
+    graphs = {key: next(iter(m.graphs.values())) for key, m in modules.items()}
+    programs = {key: emit_program(modules[key], graphs[key]) for key in modules}
+    library = build(list(programs.values()))
+    return {key: (modules[key], CudaGraph(programs[key], graphs[key], library)) for key in modules}
+
+
+@pytest.mark.parametrize("key", [*REFUSED, *LANES])
+def test_same_errors(key: str) -> None:
+    module, cuda = refused()[key]
+    _, _, numbers = {**REFUSED, **LANES}[key]
+    arrays = [np.array(n, p.type.dtype.numpy) for n, p in zip(numbers, cuda.graph.parameters, strict=True)]
+    with pytest.raises(GraphError) as wanted:
+        Interpreter(module).run(cuda.graph, [a.copy() for a in arrays])
+    with pytest.raises(GraphError) as found:
+        cuda.run([a.copy() for a in arrays])
+    assert str(found.value) == str(wanted.value)
