@@ -13,7 +13,7 @@ from passes.gpu._kernels import LINE, barrier, launch, local, named, thread, war
 from passes.gpu._product_nests import Factor, Product, ProductNest
 from passes.gpu._product_pipeline import pipelined
 from passes.gpu._product_results import Patches, write_results
-from passes.gpu._product_schedules import CoreSchedule
+from passes.gpu._product_schedules import MOST_SUMS, CoreSchedule, registers
 from passes.gpu._product_staging import Problem, Shape, Tile, stage
 from passes.gpu._product_tiles import grid_of, start_of, tile_places
 from passes.gpu._threads import kernel_name
@@ -36,8 +36,21 @@ def build_cores(nest: ProductNest, schedule: CoreSchedule, precision: str = "") 
     """Builds the kernel of a nest with the active builder; ``precision`` is tf32 for factors in f32."""
     launch(
         grid_of(nest, schedule.rows, schedule.columns), schedule.threads, lambda block: _Kernel(nest, schedule, block, precision).build(),
-        name=kernel_name(nest.top) or "product", tag="product", min_blocks=schedule.min_blocks,
+        name=kernel_name(nest.top) or "product", tag="product", min_blocks=_blocks(nest, schedule),
     )  # fmt: skip
+
+
+def _blocks(nest: ProductNest, schedule: CoreSchedule) -> int:
+    """How many blocks a multiprocessor shall have at a time: as many as are asked for, where all is copied 16 bytes at a time.
+
+    Otherwise threads hold more places, or elements, than the registers of several blocks have room for.
+    """
+    for factor in (f for p in nest.products for f in (p.rows, p.columns)):
+        along = factor.own if factor.own is not None and factor.runs_along(factor.own) else factor.k
+        size = factor.stored.itemsize
+        if not factor.runs_along(along) or factor.unit(along, LINE // size) * size < LINE:
+            return 0
+    return schedule.min_blocks if registers(nest, schedule) <= MOST_SUMS else 0
 
 
 class _Kernel:

@@ -68,7 +68,7 @@ TILES = (
 )
 """Schedules of products in f32 and f64, the largest first."""
 MOST_SUMS = 64
-"""Sums of a thread, of all products of a nest together: half of the registers that two blocks of 256 threads leave it."""
+"""Registers for sums of a thread, of all products of a nest together: half of those that two blocks of 256 threads leave it."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,11 @@ def _batches(nest: ProductNest) -> int:
     return limit_of(product(d for _, d in nest.around), _graph(nest), USUAL)
 
 
+def registers(nest: ProductNest, schedule: TileSchedule | CoreSchedule) -> int:
+    """Registers that the sums of a thread take."""
+    return schedule.sums * sum(p.dtype.itemsize // 4 for p in nest.products)
+
+
 def choose_tile(nest: ProductNest, table: Sequence[TileSchedule | CoreSchedule], rows: int) -> TileSchedule | CoreSchedule:
     """The schedule whose slowest multiprocessor is done first, for so many rows.
 
@@ -179,7 +184,7 @@ def choose_tile(nest: ProductNest, table: Sequence[TileSchedule | CoreSchedule],
         blocks = batches * -(-rows // s.rows) * -(-columns // s.columns)
         return -(-blocks // PROCESSORS) * s.rows * s.columns / s.quality
 
-    fitting = [s for s in table if s.sums * len(nest.products) <= MOST_SUMS] or [table[-1]]
+    fitting = [s for s in table if registers(nest, s) <= MOST_SUMS] or [table[-1]]
     return min(fitting, key=cost)
 
 

@@ -14,7 +14,7 @@ from passes.gpu._product_nests import Factor, Product, ProductNest
 from passes.gpu._product_pipeline import pipelined
 from passes.gpu._product_results import Patches, write_results
 from passes.gpu._product_scalars import Scalars
-from passes.gpu._product_schedules import TileSchedule
+from passes.gpu._product_schedules import MOST_SUMS, TileSchedule, registers
 from passes.gpu._product_staging import Problem, Shape, Tile, stage
 from passes.gpu._threads import kernel_name
 from passes.loops._blocks import filled, load, loop, store
@@ -52,8 +52,15 @@ def build_tiles(nest: ProductNest, schedule: TileSchedule) -> None:
     """Builds the kernel of a nest with the active builder."""
     launch(
         grid_of(nest, schedule.rows, schedule.columns), schedule.threads, lambda block: _Kernel(nest, schedule, block).build(),
-        name=kernel_name(nest.top) or "product", tag="product", min_blocks=schedule.min_blocks,
+        name=kernel_name(nest.top) or "product", tag="product", min_blocks=_blocks(nest, schedule),
     )  # fmt: skip
+
+
+def _blocks(nest: ProductNest, schedule: TileSchedule) -> int:
+    """How many blocks a multiprocessor shall have at a time: as many as are asked for, where their registers are surely enough."""
+    places = [*(d for _, d in nest.around), nest.rows, nest.columns, *(p.extent for p in nest.products)]
+    many = nest.around and not all(isinstance(d, int) for d in places)
+    return 0 if many or registers(nest, schedule) > MOST_SUMS else schedule.min_blocks
 
 
 class _Kernel:
