@@ -134,7 +134,7 @@ TARGETS: dict[str, Target] = {
 def _cuda_passes(**options: str) -> str:
     passes = [Template(p).substitute(options) for p in _CUDA if p.partition("$")[0] in pass_files()]
     # what map-sorts has kernels for is left as it is
-    tensors = ("lower-to-linalg{keep=[sort, argsort, topk]}" if p == "lower-to-linalg" else p for p in _LINALG)
+    tensors = ("lower-to-linalg{keep=[sort, argsort, topk, top_p]}" if p == "lower-to-linalg" else p for p in _LINALG)
     return ",".join(("O1", *tensors, *passes))
 
 

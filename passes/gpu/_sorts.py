@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from dialects.arith.bits import andi, ori, shrui, xori
 from dialects.arith.cast import index_cast
-from dialects.arith.comparison import cmpi, select
+from dialects.arith.comparison import cmpf, cmpi, select
+from dialects.arith.floats import addf
 from dialects.arith.integers import addi, subi
 from ir.core import Value
 from ir.dims import Dim, ceildiv, product
-from ir.types import DType, ScalarType, boolean, i32, index
+from ir.types import DType, ScalarType, boolean, f64, i32, index
 from passes.gpu._kernels import barrier, launch, less, named, shared, split_index, thread, value_of, when
-from passes.linalg._bodies import exceeds
+from passes.linalg._bodies import exceeds, to_double
 from passes.linalg._nests import widen
 from passes.linalg._sorting import count_passes
 from passes.loops._blocks import alloc, buffer_type, index_value, load, loop, number, store
@@ -281,3 +282,36 @@ def _first_of_pieces(name: str, source: RowsOf, descending: bool, kept: int, val
         sort_pieces(name, source, descending, kept, found, where, known)
         source, known = found, where
     sort_pieces(name, source, descending, kept, values, places, known)
+
+
+def keep_most_probable(name: str, source: RowsOf, result: RowsOf, p: float) -> None:
+    """``top_p``: the largest of each row, in order, until their sum reaches ``p``; zeros in the place of the others.
+
+    All threads of a block add up the sorted row, each for itself, in f64; then they share the writing.
+    """
+    rows, length = product(source.others), source.length
+    if rows == 0 or length == 0:
+        return
+    others, threads = len(source.others), 128
+    ordered = RowsOf(alloc(f"{name}.ordered", source.dtype, *source.others, length), others)
+    places = RowsOf(alloc(f"{name}.places", index, *source.others, length), others)
+    sort_rows(name, source, True, ordered, places)
+
+    def kernel(block: Dim) -> None:
+        at = thread()
+        row = [named("row", r) for r in split_index(block, source.others)]
+
+        def step(e: Dim, total: Value, kept: Value, more: Value) -> list[Value]:
+            reached = addf(total, to_double(ordered.load(row, e)))
+            goes_on = andi(more, _negated(cmpf(reached, number(p, f64), predicate="ge")))
+            return [select(more, reached, total), select(more, addi(kept, number(1, index)), kept), goes_on]
+
+        _, kept, _ = loop("e", 0, length, 1, step, [number(0.0, f64), number(0, index), number(True, boolean)])
+
+        def put(e: Dim) -> None:
+            chosen = select(less(e, value_symbol(kept)), ordered.load(row, e), number(0.0, source.dtype))
+            result.store(chosen, row, value_symbol(places.load(row, e)))
+
+        loop("e", at, length, threads, put)
+
+    launch([("block", rows)], threads, kernel, name=name, tag="sort")

@@ -11,13 +11,13 @@ from ir.builder import Builder
 from ir.core import Module, Operation, Value
 from ir.rewriter import replace_op
 from ir.types import TensorType, is_known
-from passes.gpu._sorts import RowsOf, sort_rows
+from passes.gpu._sorts import RowsOf, keep_most_probable, sort_rows
 from passes.gpu._threads import device_graphs, host_blocks
 from passes.infra.base import Pass, PassContext
 from passes.linalg._sorting import check_count
 from passes.loops._blocks import alloc
 
-SORTS = ("sort", "argsort", "topk")
+SORTS = ("sort", "argsort", "topk", "top_p")
 """Operations that ``lower-to-linalg`` keeps for this pass."""
 
 
@@ -38,10 +38,11 @@ class MapSorts(Pass):
         gpu.launch(%block = 0 to 2*B, threads=1024, name="s", tag="sort") {...}
         gpu.launch(%block.1 = 0 to B, threads=1024, name="s", tag="sort") {...}
 
-    It runs on ``sort``, ``argsort`` and ``topk`` that ``lower-to-linalg{keep=[sort, argsort, topk]}`` has left. A piece of up to 2048
+    It runs on what ``lower-to-linalg{keep=[sort, argsort, topk, top_p]}`` has left. A piece of up to 2048
     elements goes through a bitonic network; the places that elements came from go along and decide between equal ones, so the order is
     that of a stable sort. The pieces of longer rows are merged in a second kernel, by a block for each row, in which every element
     looks for its place in the run beside its own. For the first up to 256 of a row the first of each piece are enough, and the first of those.
+    ``top_p`` sorts a row and adds up the most probable, in f64.
     """
 
     keeps_types: ClassVar[bool] = True
@@ -63,9 +64,8 @@ def _map(op: Operation) -> None:
     name = op.definition.name
     x = op.operands[0]
     assert isinstance(x.type, TensorType)
-    written: Any = op.attribute("axis")
+    written: Any = -1 if name == "top_p" else op.attribute("axis")
     axis = normalize_axis(written, x.type.rank)
-    descending = bool(op.attribute("largest" if name == "topk" else "descending"))
     with Builder.before_op(op):
         source = _buffer_of(x)
         if name == "topk" and not isinstance(x.type.shape[axis], int):
@@ -76,9 +76,14 @@ def _map(op: Operation) -> None:
             assert isinstance(result.type, TensorType)
             results.append(alloc(f"{result.name}.buffer", result.type.dtype, *result.type.shape))
         rows = [RowsOf(r, axis) for r in results]
-        values = None if name == "argsort" else rows[0]
-        places = None if name == "sort" else rows[-1]
-        sort_rows(op.results[0].name, RowsOf(source, axis), descending, values, places)
+        if name == "top_p":
+            limit: Any = op.attribute("p")
+            keep_most_probable(op.results[0].name, RowsOf(source, axis), rows[0], limit)
+        else:
+            descending = bool(op.attribute("largest" if name == "topk" else "descending"))
+            values = None if name == "argsort" else rows[0]
+            places = None if name == "sort" else rows[-1]
+            sort_rows(op.results[0].name, RowsOf(source, axis), descending, values, places)
         _hand_on(op, results)
     made = x.defining_op
     if made is not None and made.name == "memref.to_tensor" and not x.has_uses:

@@ -8,7 +8,9 @@ from gpu_checks import assert_mapped, loops, mapped
 from lowering_checks import run
 from pass_checks import apply, load
 
+from interop.samplers import samplers_text
 from ir.core import Module
+from ir.interpreter import Interpreter
 from passes.gpu.map_sorts import SORTS
 from passes.infra.verify_exec import same_bits
 
@@ -88,3 +90,24 @@ def test_what_is_between_other_operations_needs_no_tensor() -> None:
     text = "graph @main(%x: f32[B, 8]) -> f32[B, 8] {\n  %e = exp(%x)\n  %s = sort(%e)\n  %n = neg(%s)\n  return %n\n}"
     module = check(text, (3, 8))
     assert sum(op.name == "memref.to_tensor" for op in module.walk()) == 1
+
+
+@pytest.mark.parametrize("size", ["40", "N"])
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_the_most_probable(size: str, p: float) -> None:
+    text = f"graph @main(%x: f32[B, {size}]) -> f32[B, {size}] {{\n  %p = softmax(%x)\n  %y = top_p(%p, p={p})\n  return %y\n}}"
+    module = mapped(text, "map-rows,map-sorts,map-serial", keep=SORTS, sizes=((2, 7),))
+    assert_mapped(module)
+    assert kernels(module) == (2 if size == "40" else 3)
+
+
+def test_a_choice_by_chance_has_its_kernels() -> None:
+    text = samplers_text(3000)
+    module = loops(text, SORTS)
+    apply(module, "map-rows,map-sorts,map-elements,map-serial")
+    assert_mapped(module)
+    logits = np.random.default_rng(1).normal(size=3000).astype(np.float32)
+    for seed in range(3):
+        given = [logits, np.float32(0.8), np.int64(seed)]
+        want, found = (Interpreter(m, quiet=True).run(m.graphs["sample"], [np.array(a) for a in given]) for m in (load(text), module))
+        assert want[0] == found[0]
