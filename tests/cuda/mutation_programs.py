@@ -139,7 +139,11 @@ SUBJECTS: tuple[Subject, ...] = (
         ({"M": 13, "J": 451, "L": 11}, {"M": 1, "J": 25, "L": 1}),
         products="tier=rows",
     ),
-    Subject("versions", graph("%a: f32[M, 44], %b: f32[44, 72]", "f32[M, 72]", "%c = matmul(%a, %b)"), ({"M": 5}, {"M": 20}, {"M": 70}, {"M": 1030})),
+    Subject(
+        "versions",
+        graph("%a: f32[M, 4*J], %b: f32[4*J, 72]", "f32[M, 72]", "%c = matmul(%a, %b)"),
+        ({"M": 5, "J": 331}, {"M": 8, "J": 331}, {"M": 20, "J": 40}, {"M": 70, "J": 40}, {"M": 1030, "J": 25}),
+    ),
     *_tiles(),
     *_cores(),
     *_digits(),
