@@ -32,6 +32,7 @@ class PycudaDriver(RawWork, Driver):
         self._lock = threading.Lock()
         self._modules: dict[int, Any] = {}
         self._functions: dict[int, Any] = {}
+        self._owned: dict[int, list[int]] = {}
         self._memory: dict[int, Any] = {}
         self._locked: dict[int, Any] = {}
         self._streams: dict[int, Any] = {}
@@ -93,14 +94,14 @@ class PycudaDriver(RawWork, Driver):
             return self._count
 
     def unload_module(self, module: int) -> None:
-        del self._modules[module]  # pycuda unloads it when its functions are gone, too
+        for function in self._owned.pop(module, ()):
+            del self._functions[function]
+        del self._modules[module]  # pycuda unloads it, as its functions are gone
 
     def function(self, module: int, name: str) -> int:
-        function = self._checked(f"cuModuleGetFunction {name}", self._modules[module].get_function, name)
-        return self._keep(self._functions, function)
-
-    def release_function(self, function: int) -> None:
-        del self._functions[function]
+        handle = self._keep(self._functions, self._checked(f"cuModuleGetFunction {name}", self._modules[module].get_function, name))
+        self._owned.setdefault(module, []).append(handle)
+        return handle
 
     def allow_shared(self, function: int, size: int) -> None:
         attribute = self._cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
