@@ -1,21 +1,18 @@
 """Runs programs on the fake driver through one of the real implementations: a process that test_fake_driver.py starts with it in its way.
 
-Usage: python fake_session.py pycuda|cuda-core.  It prints "done" at its end, or ends with an exception.
+Usage: python -m tests.cuda.fake_session pycuda|cuda-core.  It prints "done" at its end, or ends with an exception.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import graph_opt
-from codegen.cuda import toolchain
 from codegen.cuda.drivers import open_driver
-from tests.cuda.fake_driver import fake_cubin
+from tests.cuda import on_fake_driver  # noqa: F401  # compiles for it
 
 SOFTMAX = "graph @main(%x: f32[M, N]) -> f32[M, N] {\n  %y = softmax(%x)\n  return %y\n}\n"
 PRODUCT = """graph @main(%a: f32[M, 70], %b: f32[70, 75], %c: f32[75]) -> f32[M, 75] {
@@ -27,11 +24,6 @@ PRODUCT = """graph @main(%a: f32[M, 70], %b: f32[70, 75], %c: f32[75]) -> f32[M,
 """
 
 
-def compile_fake(source: str, target: Any, **options: Any) -> toolchain.Compiled:
-    """In the place of a compiler for a device."""
-    return toolchain.Compiled(fake_cubin(source), "", toolchain.Target(str(target)), {})
-
-
 def fake_count(what: int) -> int:
     """How often the driver was called: 0 launches, 1 launches of graphs, 2 captures, 3 allocations, 4 copies."""
     library = ctypes.CDLL("libcuda.so.1")
@@ -40,7 +32,6 @@ def fake_count(what: int) -> int:
 
 
 def main(name: str) -> None:
-    toolchain.compile_cubin = compile_fake
     driver = open_driver("cuda")
     assert driver.name == name, driver.name
     assert driver.properties.name == "Fake GPU"
@@ -59,6 +50,5 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
     main(sys.argv[1])
     print("done")
