@@ -100,6 +100,7 @@ class MapProducts(Pass):
     beside a product; ``--statistics`` says why.
     """
 
+    preserves: ClassVar[Literal["bits", "values"]] = "values"  # bits, but for what the tensor cores add
     keeps_types: ClassVar[bool] = True
 
     tier: Tier = "auto"
