@@ -5,7 +5,9 @@ machine code of the CPU gives, alone and among others.  With i0, i1, i2 the exac
 
     f = fma(float((i2 << 8) + i1), 256, float(i0));    y = fma(d * s, f, y);    y = fma(m, s * sum X, y)
 
-over ascending blocks.  A word of weights of a panel is 32 neighbours of 4 bytes, one for each lane, so every load of a warp is 128 bytes.
+over ascending blocks.  A word of weights of a panel is 32 neighbours of 4 bytes, one for each lane.  Of few rows weights go through shared
+memory, in asynchronous copies of 16 bytes that are all under way before the first one is needed; of many rows every load of a warp is 128
+bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from dialects.math.exact import fma
 from dialects.vector import extract
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv, mod, product
-from ir.types import ScalarType, f32, i32, index
+from ir.types import ScalarType, f16, f32, i32, index
+from passes.gpu._copies import cp_async, cp_commit, cp_wait
 from passes.gpu._kernels import (
     WARP,
     barrier,
@@ -52,8 +55,8 @@ from passes.loops._packed import Values
 from passes.loops._split import Split
 
 _LOW = 0x0F0F0F0F
-_SHARED = 40 * 1024
-"""Bytes of shared memory for the blocks of a product that wait to be added."""
+_SHARED = 60 * 1024
+"""Bytes of shared memory for the blocks of a panel: weights, and what waits to be added."""
 _WARPS = 16
 """Warps that share the blocks of a panel, at most."""
 _TOGETHER = 4
@@ -117,7 +120,7 @@ class LaneWeights:
         """The words of a block, each four unsigned bytes, and their numbers."""
         halves = self.weights.format.bits == 4
         for word in range(WORDS // 2 if halves else WORDS):
-            found = load(self.weights.words, self.panel, block, ROWS * word + self.lane, name="stored")
+            found = self.word(block, word)
             if halves:
                 yield word, andi(found, self.low, name="lower")
                 yield WORDS // 2 + word, andi(shrui(found, self.four), self.low, name="upper")
@@ -126,9 +129,46 @@ class LaneWeights:
 
     def factor(self, part: int, block: Dim) -> Value:
         """The scale (part 0) or minimum (part 1) of a block as f32."""
-        at, name = self.weights.format.numbers // 2 + ROWS * part, ("scale", "minimum")[part]
-        found = load(self.weights.halves, self.panel, block, at + self.lane, name=f"{name}.half")
-        return extf(found, result_type=ScalarType(f32), name=name)  # type: ignore[no-any-return]
+        name = ("scale", "minimum")[part]
+        return extf(self.half(block, part, f"{name}.half"), result_type=ScalarType(f32), name=name)  # type: ignore[no-any-return]
+
+    def word(self, block: Dim, number: int) -> Value:
+        """A word of the lane's row as it is stored."""
+        return load(self.weights.words, self.panel, block, ROWS * number + self.lane, name="stored")
+
+    def half(self, block: Dim, part: int, name: str) -> Value:
+        """The scale or minimum of the lane's row as it is stored."""
+        return load(self.weights.halves, self.panel, block, self.weights.format.numbers // 2 + ROWS * part + self.lane, name=name)
+
+
+class StagedWeights(LaneWeights):
+    """Weights of a panel that every warp copies to shared memory itself, for the blocks that it multiplies."""
+
+    def __init__(self, weights: Weights, panel: Dim, lane: Dim, places: int) -> None:
+        super().__init__(weights, panel, lane)
+        format_ = weights.format
+        self.place: Dim = 0
+        self.near = shared("weights.near", i32, places, format_.numbers // 4)
+        self.near_factors = shared("factors.near", f16, places, ROWS * (1 + format_.minimum))
+
+    def fetch(self, block: Dim, place: Dim) -> None:
+        """Begins to copy a block to a place, 16 bytes with each lane."""
+        numbers, factors = self.weights.format.numbers, 2 * ROWS * (1 + self.weights.format.minimum)
+        for first in range(0, numbers // 4, 4 * WARP):
+            at = 4 * self.lane + first
+            cp_async(self.weights.words, [self.panel, block, (at, 4)], self.near, [place, (at, 4)])
+
+        def some() -> None:
+            source = [self.panel, block, (numbers // 2 + 8 * self.lane, 8)]
+            cp_async(self.weights.halves, source, self.near_factors, [place, (8 * self.lane, 8)])
+
+        when(less(self.lane, factors // 16, "has_factors"), some)
+
+    def word(self, block: Dim, number: int) -> Value:
+        return load(self.near, self.place, ROWS * number + self.lane, name="stored")
+
+    def half(self, block: Dim, part: int, name: str) -> Value:
+        return load(self.near_factors, self.place, ROWS * part + self.lane, name=name)
 
 
 class StoredDigits:
@@ -141,7 +181,7 @@ class StoredDigits:
         """In front of all blocks; ``places`` are where those of a panel may be kept at a time."""
 
     def prepare(self, row: Dim, block: Dim, place: Dim) -> None:
-        """In front of a block."""
+        """In front of a block; a barrier of the warp follows."""
 
     def words(self, row: Dim, block: Dim, digit: int, first: int) -> Value:
         """Four words of a digit, from one on."""
@@ -174,15 +214,13 @@ class OwnDigits(StoredDigits):
         for n, digit in enumerate(self.split.found):
             word = self._word(digit)
             when(equal(mod(self.lane, 4), 0, "first"), partial(store, word, self.near, place, n, floordiv(self.lane, 4)))
-        barrier("warp")
 
     def _word(self, digit: Value) -> Value:
-        """The digits of four lanes as one word, in each of them."""
-        byte = andi(extsi(digit, result_type=ScalarType(i32)), number(255, i32, "byte"))
-        found = shli(byte, index_cast(value_of(8 * mod(self.lane, 4), "move"), result_type=ScalarType(i32)))
-        for by in (1, 2):
-            found = ori(found, shuffle(found, by=by), name="word")
-        return found  # type: ignore[no-any-return]
+        """The digits of a lane and the next three ones as one word."""
+        word = byte = andi(extsi(digit, result_type=ScalarType(i32)), number(255, i32, "byte"))
+        for n in (1, 2, 3):
+            word = ori(word, shli(shuffle(byte, mode="down", by=n, name="next"), number(8 * n, i32, "move")), name="word")
+        return word  # type: ignore[no-any-return]
 
     def words(self, row: Dim, block: Dim, digit: int, first: int) -> Value:
         return load(self.near, self.place, digit, (first, 4), name="digits")
@@ -241,7 +279,8 @@ class LaneProduct:
         """The launch."""
         tiles, panels = ceildiv(self.x.rows, self.rows), self.weights.panels
         if self.shared_steps:
-            kept = (2 * self.rows + self.weights.format.minimum) * 4 * ROWS  # bytes of a block that waits to be added
+            format_ = self.weights.format  # bytes of a block: what waits to be added, weights, digits
+            kept = (2 * self.rows + format_.minimum) * 4 * ROWS + 4 * self.rows + format_.bytes + BLOCK * self.x.digits
             piece = min(self.blocks, _SHARED // kept)
             self.pieces = -(-self.blocks // piece)
             piece = -(-self.blocks // self.pieces)
@@ -256,7 +295,7 @@ class LaneProduct:
 
     def _alone(self, x: Dim, panel: Dim) -> None:
         warp, lane = warp_of(thread())
-        self._begin(panel, lane, _TOGETHER * x + warp)
+        self._begin(LaneWeights(self.weights, panel, lane), _TOGETHER * x + warp)
 
         def rows() -> None:
             def block(b: Dim, sums: Value) -> Value:
@@ -279,15 +318,15 @@ class LaneProduct:
             self.kept_totals = shared("totals.kept", f32, self.piece, rows)
         sum_ = local("sum", f32, 1)
         warp, lane = warp_of(thread())
-        self._begin(panel, lane, tile)
+        staged = StagedWeights(self.weights, panel, lane, self.piece)
+        self._begin(staged, tile)
         self.x.begin(lane, self.piece)
         store(self.zero, sum_, 0)
 
         def piece(start: Dim) -> None:
-            if self.rounds > 1:
-                loop("round", 0, self.rounds, 1, lambda n: self._keep(named("place", warp + self.warps * n), start, lane))
-            else:
-                self._keep(warp, start, lane)
+            self._each(warp, start, lambda block, place: staged.fetch(block, place))
+            cp_commit()
+            self._each(warp, start, lambda block, place: self._keep(staged, block, place))
             barrier()
             when(less(warp, rows, "adds"), lambda: self._add(sum_, start, warp, lane))
             if self.pieces > 1:
@@ -299,24 +338,35 @@ class LaneProduct:
             piece(0)
         when(less(warp, rows, "adds"), lambda: self._store(load(sum_, 0, name="sum"), self.first + warp, lane))
 
-    def _keep(self, place: Dim, start: Dim, lane: Dim) -> None:
-        """Computes a block, exactly, for all rows, and leaves it and its factors at a place."""
+    def _each(self, warp: Dim, start: Dim, inside: Callable[[Dim, Dim], None]) -> None:
+        """``inside(block, place)`` for the blocks of a warp in a piece."""
 
-        def block() -> None:
-            factor, exact, minimum = self._block(named("block", start + place), place)
-            for i in range(self.rows):
-                for n, value in enumerate((factor, exact)):
-                    store(extract(value, position=(i, 0)), self.kept, place, 2 * i + n, lane)
-            if minimum is not None:
-                store(minimum, self.kept, place, 2 * self.rows, lane)
-                first = equal(lane, 0, "first")
-                for i in range(self.rows):
-                    when(first, partial(store, load(self.totals, i, 1, name="total"), self.kept_totals, place, i))
+        def one(n: Dim) -> None:
+            place = named("place", warp + self.warps * n)
+            block = named("block", start + place)
+            if self.pieces * self.piece == self.blocks:
+                inside(block, place)
+            else:
+                when(less(block, self.blocks), lambda: inside(block, place))
 
-        if self.pieces * self.piece == self.blocks:
-            block()
+        if self.rounds > 1:
+            loop("round", 0, self.rounds, 1, one)
         else:
-            when(less(start + place, self.blocks), block)
+            one(0)
+
+    def _keep(self, staged: StagedWeights, block: Dim, place: Dim) -> None:
+        """Computes a block, exactly, for all rows, and leaves it and its factors at a place."""
+        staged.place = place
+        lane = staged.lane
+        factor, exact, minimum = self._block(block, place)
+        for i in range(self.rows):
+            for n, value in enumerate((factor, exact)):
+                store(extract(value, position=(i, 0)), self.kept, place, 2 * i + n, lane)
+        if minimum is not None:
+            store(minimum, self.kept, place, 2 * self.rows, lane)
+            first = equal(lane, 0, "first")
+            for i in range(self.rows):
+                when(first, partial(store, load(self.totals, i, 1, name="total"), self.kept_totals, place, i))
 
     def _add(self, sum_: Value, start: Dim, row: Dim, lane: Dim) -> None:
         """Adds the blocks of a piece to the sum of a row, in ascending order."""
@@ -335,14 +385,14 @@ class LaneProduct:
 
     # -- a block ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, panel: Dim, lane: Dim, tile: Dim) -> None:
+    def _begin(self, source: LaneWeights, tile: Dim) -> None:
         self.zero, self.nothing = number(0.0, f32, "zero"), number(0, i32, "nothing")
         self.eight, self.base = number(8, i32, "eight"), number(256.0, f32, "base")
         self.offset = number(-self.weights.format.offset, i32, "offset")
         self.four_words, self.totals = local("four.words", i32, self.rows, 4), local("totals", f32, self.rows, 2)
         if self.weights.format.offset:
             self.starts = local("starts", i32, self.rows, self.x.digits)
-        self.source, self.panel = LaneWeights(self.weights, panel, lane), panel
+        self.source, self.panel = source, source.panel
         self.first = named("first", self.rows * tile)
 
     def _rows(self) -> Iterator[tuple[int, Dim]]:
@@ -353,11 +403,15 @@ class LaneProduct:
     def _block(self, block: Dim, place: Dim) -> tuple[Value, Value, Value | None]:
         """Of a block and all rows: the scale, the exact sum, and the minimum of the lane's weights."""
         digits, places = self.x.digits, list(self._rows())
+        if self.shared_steps:
+            for _, row in places:
+                self.x.prepare(row, block, place)
+            cp_wait(0)
+            barrier("warp")
         words = dict(self.source.words(block))
         scale = self.source.factor(0, block)
         minimum = self.source.factor(1, block) if self.weights.format.minimum else None
         for i, row in places:
-            self.x.prepare(row, block, place)
             for n, value in enumerate(self.x.factors(row, block)):
                 store(value, self.totals, i, n)
             if self.weights.format.offset:

@@ -49,12 +49,12 @@ def test_all_forms_have_the_bits_of_machine_code(format_: str, digits: int) -> N
     text = product_text(format_, 40, 96, digits)
     packed = d.pack_rows(random_weights(format_, 40, 96))
     program, module = graph_opt.compile(graph_opt.parse(text), threads=1), mapped(text, "{few=2, many=3, enough=5}")
-    for count in (1, 2, 3, 4, 5, 7):
+    for count in (1, 3, 4, 7):
         x = activations(count, 96)
         assert same_bits(program(x, packed), run(module, [x, packed], reverse=bool(count % 2))[0]), count
 
 
-@pytest.mark.parametrize(("size", "count", "options"), [(32, 1, ""), (544, 1, ""), (3264, 1, ""), (640, 6, "{few=8}"), (64, 64, ""), (1056, 3, "")])
+@pytest.mark.parametrize(("size", "count", "options"), [(32, 1, ""), (544, 1, ""), (3264, 1, ""), (640, 6, "{few=8}"), (64, 64, "")])
 @pytest.mark.parametrize("format_", ["q4_1", "q4_0"])
 def test_known_sizes(format_: str, size: int, count: int, options: str) -> None:
     """Fewer blocks than warps, some more, more than wait in shared memory at a time; a single row is split by those who multiply it."""
