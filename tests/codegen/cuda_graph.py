@@ -31,6 +31,7 @@ from ir.attributes import Dense
 from ir.core import Graph
 from ir.dims import substitute
 from ir.signature import array_type, bind_shapes
+from ir.types import storage_shape
 from tests.codegen.native_graph import aligned
 
 _ALIGNMENT = 256
@@ -62,7 +63,7 @@ class CudaGraph:
         names = bind_shapes(self.graph, [array_type(a, p) for a, p in zip(arrays, self.graph.parameters, strict=True)])
         if any(number(g, names) > SIZE_LIMIT for g in program.guards):
             raise program.sites[0].error(0, 0, names)
-        shapes = [tuple(number(d, names) for d in a.type.shape) for a in program.results]
+        shapes = [tuple(number(d, names) for d in storage_shape(a.type)) for a in program.results]
         arena = aligned(number(program.arena_bytes, names) + 2 * _GUARD, _ALIGNMENT)
         arena[...] = 0xA5
         self._memory = {
@@ -100,8 +101,8 @@ class CudaGraph:
                 source, target, size = self._address(step.source, names), self._address(step.target, names), number(step.size, names)
                 _bytes(target, size)[...] = _bytes(source, size).copy()
             elif isinstance(step, PrintStep):
-                shape = [number(d, names) for d in step.type.shape]
-                count = int(np.prod(shape)) * step.type.dtype.itemsize
+                shape = [number(d, names) for d in storage_shape(step.type)]
+                count = int(np.prod(shape)) * step.type.dtype.numpy.itemsize
                 self.printed.append(_bytes(self._address(step.source, names), count).copy().view(step.type.dtype.numpy).reshape(shape))
             else:
                 self._launch(step, names)
