@@ -132,8 +132,8 @@ class OrderedSum:
             chained = {op for v in self.kept_buffers if (op := v.defining_op) is not None}
             ops = [op for op in self.block if op in self.after or (op in wanted and op not in chained and op not in self._varying())]
             self._by_all(start, size, ops, {}, self.kept_buffers)
-        if not last:
-            barrier()
+        if not last and not (self.waiting and self.after):
+            barrier()  # otherwise those of the next piece keep apart who reads terms and running sums from who writes them
         return found
 
     def _by_all(self, start: Dim, size: Dim, ops: Sequence[Operation], put: dict[Value, Value], got: dict[Value, Value]) -> None:
