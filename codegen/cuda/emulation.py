@@ -34,8 +34,11 @@ class LaunchFailed(Exception):
 class Kernels:
     """Kernels of one text, built as a library and loaded into this process.
 
-    ``launch`` runs one kernel after the other, whoever calls it: the fibers of a library are one set.
+    ``launch`` runs one kernel after the other, whoever calls it, also those of other libraries: they share the stacks of threads.
     """
+
+    _running = threading.Lock()
+    _stacks: int | None = None
 
     def __init__(self, library: Path) -> None:
         loaded: Any = ctypes.CDLL(str(library))
@@ -46,7 +49,10 @@ class Kernels:
         self._message = loaded.go_message
         self._message.restype = ctypes.c_char_p
         self._reverse, self._remove = loaded.go_reverse, loaded.go_remove
-        self._lock = threading.Lock()
+        share = loaded.go_stacks
+        share.argtypes, share.restype = [ctypes.c_void_p], ctypes.c_void_p
+        with Kernels._running:
+            Kernels._stacks = share(Kernels._stacks)
 
     def find(self, name: str) -> int | None:
         """A handle of a kernel, None when there is none of that name."""
@@ -55,7 +61,7 @@ class Kernels:
 
     def run(self, kernel: int, grid: Sequence[int], threads: int, shared: int, arguments: Packed) -> None:
         """Runs a kernel that :meth:`find` gave.  Raises LaunchFailed."""
-        with self._lock:
+        with Kernels._running:
             if self._launch(kernel, (ctypes.c_uint * 3)(*grid), threads, shared, arguments.address):
                 raise LaunchFailed(self._message().decode(errors="replace"))
 

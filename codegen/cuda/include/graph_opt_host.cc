@@ -169,20 +169,42 @@ static void start(Fiber *fiber)
 #endif
 }
 
+/* Room for the stacks of the largest block, each behind a page that ends the process at once when a stack overflows.  A process may load many
+   libraries, and has only so many pieces of memory: they share the stacks of the first one, `given`, as only one of them runs at a time. */
+static unsigned char *all_stacks;
+
+EXPORT unsigned char *go_stacks(unsigned char *given)
+{
+  if (given) all_stacks = given;
+  if (all_stacks) return all_stacks;
+  const size_t each = STACK + PAGE;
+  void *made = mmap(0, LARGEST * each, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (made == MAP_FAILED) return 0;
+  all_stacks = (unsigned char *)made;
+  for (size_t i = 0; i < LARGEST; ++i) mprotect(all_stacks + i * each, PAGE, PROT_NONE);
+  return all_stacks;
+}
+
 static bool prepare(int which, int count)
 {
   static Fiber *room[2];
   if (!room[which]) room[which] = (Fiber *)calloc(LARGEST, sizeof(Fiber));
   fibers[which] = room[which];
   if (count <= fiber_count[which]) return true;
-  const size_t each = STACK + PAGE, added = (size_t)(count - fiber_count[which]);
+  const size_t each = STACK + PAGE;
+#ifdef GO_THREAD /* two sets, in a process of their own */
+  const size_t added = (size_t)(count - fiber_count[which]);
   unsigned char *stacks = (unsigned char *)mmap(0, added * each, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (stacks == MAP_FAILED) return false;
+#else
+  if (!go_stacks(0)) return false;
+  unsigned char *stacks = all_stacks + (size_t)fiber_count[which] * each;
+#endif
   for (; fiber_count[which] < count; ++fiber_count[which], stacks += each) {
-    mprotect(stacks, PAGE, PROT_NONE); /* a stack that overflows ends the process at once */
     Fiber *fiber = &fibers[which][fiber_count[which]];
     fiber->stack = stacks + PAGE;
 #ifdef GO_THREAD
+    mprotect(stacks, PAGE, PROT_NONE);
     fiber->tsan = __tsan_create_fiber(0);
 #endif
   }

@@ -426,7 +426,11 @@ API cuModuleLoadData(Module **result, const void *image)
   *(void **)&module->find = dlsym(module->library, "go_find");
   *(void **)&module->launch = dlsym(module->library, "go_launch");
   *(void **)&module->message = dlsym(module->library, "go_message");
-  if (!module->find || !module->launch || !module->message) return INVALID_IMAGE;
+  unsigned char *(*share)(unsigned char *) = nullptr;
+  *(void **)&share = dlsym(module->library, "go_stacks");
+  if (!module->find || !module->launch || !module->message || !share) return INVALID_IMAGE;
+  static unsigned char *stacks; /* all libraries use those of the first one */
+  stacks = share(stacks);
   *result = module.release();
   modules.insert(*result);
   return OK;
