@@ -205,7 +205,8 @@ class KernelWriter(Writer):
         threads, blocks = self.launch.attribute("threads"), self.launch.attribute("min_blocks")
         bounds = f"{threads}, {blocks}" if blocks else str(threads)
         declarations = [text for _, text, _ in self.parameters()]
-        return f'extern "C" __global__ void __launch_bounds__({bounds})\n{name}({", ".join(declarations)})'
+        inside = ", ".join(declarations) if len(declarations) <= 5 else "\n  " + ",\n  ".join(declarations)
+        return f'extern "C" __global__ void __launch_bounds__({bounds})\n{name}({inside})'
 
 
 def fold(sizes: Sequence[Dim]) -> tuple[Dim, Dim, Dim]:

@@ -9,23 +9,21 @@ from collections.abc import Collection
 from ir.core import DROPPED
 from ir.diagnostics import AnyLocation, FusedLocation, Location
 
-_KEYWORDS = frozenset(
-    """
+_KEYWORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl concept const consteval
     constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do double dynamic_cast else enum explicit
     export extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private
     protected public register reinterpret_cast requires restrict return short signed sizeof static static_assert static_cast struct switch
     template this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
-    """.split()
-)
-_TAKEN = frozenset(
     """
+_TAKEN = """
     fma fmaf fmax fmaxf fmin fminf fmod fmodf sqrt sqrtf rsqrt rsqrtf floor floorf ceil ceilf trunc truncf rint rintf fabs fabsf copysign
     copysignf ldexp exp expm1 log log1p sin cos tan tanh erf erfc pow isnan isinf signbit min max abs
     assert errno linux unix i386 stdin stdout stderr environ main threadIdx blockIdx blockDim gridDim warpSize
-    """.split()
-)
+    """
 """Functions that kernels call, and names that headers may define as macros."""
+
+_RESERVED = frozenset((*_KEYWORDS.split(), *_TAKEN.split()))
 
 _LONGEST = 60
 
@@ -40,7 +38,7 @@ def identifier(name: str) -> str:
     if len(plain) > _LONGEST:
         plain = f"{plain[: _LONGEST - 9]}_{hashlib.sha256(plain.encode()).hexdigest()[:8]}"
     shouting = len(plain) > 2 and plain.upper() == plain  # macros are written so
-    if plain in _KEYWORDS or plain in _TAKEN or plain.lower().startswith("go_") or shouting:
+    if plain in _RESERVED or plain.lower().startswith("go_") or shouting:
         plain += "_"
     return plain
 

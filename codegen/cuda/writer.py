@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from codegen.cuda import names
 from codegen.cuda.expressions import NARROW, PRIMARY, WIDE, Expr
@@ -70,7 +70,6 @@ class Finished:
     hints: list[str]
     sites: list[Site]
     marks: list[tuple[str, str]]
-    origins: set[str] = field(default_factory=set)
 
     def key(self) -> str:
         """Text that is the same for functions that do the same: without comments and names."""
@@ -169,7 +168,7 @@ class Writer:
 
     def finished(self) -> Finished:
         """What was written."""
-        return Finished(self.lines, self.hints, self.sites, self.marks, self._said)
+        return Finished(self.lines, self.hints, self.sites, self.marks)
 
     # -- values ----------------------------------------------------------------------------------------------------
 
