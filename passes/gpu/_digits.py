@@ -287,7 +287,7 @@ class LaneProduct:
             self.rounds = -(-piece // max(self.rows, min(piece, _WARPS)))
             self.warps = max(-(-piece // self.rounds), min(self.rows, _WARPS))
             self.piece = self.warps * self.rounds
-            launch([("panel", panels), ("tile", tiles)], WARP * self.warps, self._together, name=self.name, tag="digits")
+            launch([("panel", panels), ("tile", tiles)], WARP * self.warps, self._together, name=self.name, tag="digits", min_blocks=1)
         else:
             launch([("x", ceildiv(tiles, _TOGETHER)), ("panel", panels)], WARP * _TOGETHER, self._alone, name=self.name, tag="digits")
 
