@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +17,9 @@ from codegen.cuda.drivers import open_driver
 from graph_opt.build import default_pipeline
 from graph_opt.cli import main
 from graph_opt.cuda import CudaExecutable, DeviceArray, empty, stream_handle, to_device
+from tests.cuda.device import DEVICE, needs_device, only_emulated
 
-DEVICE = os.environ.get("GRAPH_OPT_TEST_DEVICE", "cuda-emulated")
-"""On a machine with a GPU also "cuda"."""
-
-pytestmark = pytest.mark.skipif(DEVICE == "cuda-emulated" and shutil.which("g++") is None, reason="the emulated device needs g++")
+pytestmark = needs_device
 f = np.float32
 
 
@@ -189,7 +185,7 @@ def test_devices_that_are_none() -> None:
     assert empty((2, 3), "bf16", DEVICE).dtype == ml_dtypes.bfloat16
 
 
-@pytest.mark.skipif(DEVICE != "cuda-emulated", reason="a card is what it is")
+@only_emulated
 def test_older_devices_get_other_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     module = graph_opt.parse(LAYER)
     driver = open_driver(DEVICE)
@@ -218,7 +214,7 @@ def test_run(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "--threads is for --device cpu" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(DEVICE != "cuda-emulated", reason="a GPU has a speed")
+@only_emulated
 def test_bench_of_an_emulated_device_tells_no_speed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", str(program), "--device", DEVICE, "--dims", "M=5"]
     assert main(command) == 0

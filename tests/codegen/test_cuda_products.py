@@ -9,12 +9,12 @@ import graph_opt
 from codegen.cuda.compilers import find_compilers, find_disassembler
 from codegen.cuda.cubin import count, instructions
 from codegen.cuda.emit import emit_program
-from codegen.cuda.host_build import why_not
 from codegen.cuda.toolchain import compile_cubin, disassemble
 from ir.inference import infer_module
 from ir.parser import parse_module
 from passes.infra.manager import PassManager
 from passes.pipelines import load_pipeline
+from tests.cuda.device import DEVICE, needs_device
 
 MATMUL = "graph @main(%x: T[512, 512], %w: T[512, 512], %b: T[512]) { %h = matmul(%x, %w) %s = add(%h, %b) %y = silu(%s) return %y }"
 LINEAR = "graph @main(%x: T[ROWS, 512], %w: T[512, 512]) { %h = linear(%x, %w) return %h }"
@@ -47,14 +47,13 @@ def test_what_kernels_consist_of(tier: str) -> None:
         assert count(found, pattern) >= least, (pattern, found)
 
 
+@needs_device
 def test_the_bits_of_a_processor() -> None:
     """On real data, for all kernels that the host chooses between."""
-    if (reason := why_not("")) is not None:
-        pytest.skip(reason)
     text = """graph @main(%x: f32[M, 300], %g: f32[133, 300], %u: f32[300, 133], %b: f32[133]) {
       %a = linear(%x, %g, bias=%b) %s = silu(%a) %c = matmul(%x, %u) %y = mul(%s, %c) return %y
     }"""
-    on_cpu, on_device = graph_opt.compile(graph_opt.parse(text)), graph_opt.compile(graph_opt.parse(text), device="cuda-emulated")
+    on_cpu, on_device = graph_opt.compile(graph_opt.parse(text)), graph_opt.compile(graph_opt.parse(text), device=DEVICE)
     random = np.random.default_rng(0)
     weights = [random.standard_normal(shape).astype(np.float32) for shape in ((133, 300), (300, 133), (133,))]
     for rows in (0, 1, 7, 33, 65):

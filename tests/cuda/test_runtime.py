@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import shutil
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +37,7 @@ from ir.diagnostics import GraphError
 from ir.dims import Dim, ceildiv, symbol
 from ir.inference import infer_module
 from ir.types import TensorType, f32, type_symbols
+from tests.cuda.device import DEVICE, needs_device, only_emulated
 
 SOURCE = """#include "graph_opt_device.h"
 
@@ -67,11 +67,10 @@ KERNELS = (
 )
 
 
-NAME = os.environ.get("GRAPH_OPT_TEST_DEVICE", "cuda-emulated")
+NAME = DEVICE
 """Also "cuda", in a process that test_runtime_drivers.py starts with a fake driver, and on a machine with a GPU."""
 
-
-pytestmark = pytest.mark.skipif(NAME == "cuda-emulated" and shutil.which("g++") is None, reason="the emulated device needs g++")
+pytestmark = needs_device
 
 
 def device() -> Device:
@@ -463,13 +462,24 @@ def test_a_driver_that_captures_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert run.call([floats(3)])[0].tolist() == [6]
 
 
-def test_arrays_that_have_gone_are_no_arguments_any_more() -> None:
-    run = engine(TIMES, TWICE)
+def test_arrays_at_the_same_address_are_the_same_to_a_graph() -> None:
+    """Of programs that follow each other the results of one are the arguments of the next: memory that is used again makes no new calls."""
+    first, second = engine(TIMES, TWICE), engine(TIMES, TWICE)
+    x = to_device(device(), floats(1, 2))
+    for n in range(8):
+        h = first.call([x])[0]
+        y = second.quick([h]) or second.call([h])
+        assert y[0].numpy().tolist() == [4, 8]
+        if n > 4:
+            assert second.quick([h]) is not None
     for value in range(30):
-        x = to_device(device(), floats(value, 1))
-        assert [y.numpy().tolist() for y in (run.call([x])[0], run.call([x])[0])] == [[2 * value, 2]] * 2
-        del x
-    assert len(run._calls) <= 16
+        fresh = to_device(device(), floats(value, 1))
+        assert [y.numpy().tolist() for y in (first.call([fresh])[0], first.call([fresh])[0])] == [[2 * value, 2]] * 2
+        other = to_device(device(), np.array([value, 1], np.int32))
+        with pytest.raises(GraphError, match="the array is i32"):
+            first.call([other])
+        del fresh, other
+    assert len(first._calls) <= 16
 
 
 def test_results_outlive_the_engine() -> None:
@@ -593,7 +603,7 @@ def test_a_forked_child_is_told() -> None:
 # -- for other libraries -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(NAME != "cuda-emulated", reason="numpy takes no memory of a GPU")
+@only_emulated
 def test_dlpack_gives_the_memory_itself() -> None:
     x = to_device(device(), np.arange(6, dtype=np.float32).reshape(2, 3))
     seen = np.from_dlpack(x)  # type: ignore[arg-type]  # the emulated device's memory is the host's

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,12 @@ import pytest
 from graph_opt.cli import main
 from graph_opt.cuda import DeviceArray, open_device
 from graph_opt.llm import Model, load
+from tests.cuda.device import DEVICE, needs_device
 from tests.gguf_files import Tiny, tiny_llama
 
 pytest.importorskip("tokenizers")
 
-DEVICE = os.environ.get("GRAPH_OPT_TEST_DEVICE", "cuda-emulated")
-pytestmark = pytest.mark.skipif(DEVICE == "cuda-emulated" and shutil.which("g++") is None, reason="the emulated device needs g++")
+pytestmark = needs_device
 
 
 @pytest.fixture(scope="module")
