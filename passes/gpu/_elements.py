@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,19 @@ def find_runs(nest: ParallelNest) -> list[Run] | None:
             runs.append(run)
     buffers = [r.buffer for r in runs if r.stores]
     return runs if len(set(buffers)) == len(buffers) else None
+
+
+def find_loads(ops: Iterable[Operation], variable: Value) -> list[Run]:
+    """The loads of neighbours along a variable among operations that store nothing."""
+    own, runs = value_symbol(variable), []
+    for op in ops:
+        if op.name == "memref.load":
+            (access,) = accesses(op)
+            places = [i.expr for i in access.indices]
+            run = _run_of(op, access, places, own, variable) if places else None
+            if run is not None:
+                runs.append(run)
+    return runs
 
 
 def _run_of(op: Operation, access: Access, places: Sequence[Dim], own: Dim, variable: Value) -> Run | None:

@@ -12,6 +12,7 @@ from ir.types import DType
 from passes.gpu._copying import Copier, drop_unused
 from passes.gpu._elements import Run, find_runs, run_width
 from passes.gpu._kernels import LINE, WARP, barrier, equal, launch, local, named, shared, split_index, thread, when
+from passes.gpu._row_loads import Loads, place_of
 from passes.gpu._row_sums import OrderedSum
 from passes.gpu._rows import Reduction, Rows, part_size, row_kernel_name
 from passes.gpu._threads import ParallelNest, hand_over, parallel_nest
@@ -143,15 +144,23 @@ class LongRows:
         block = body(step.op)
         variable, *carried = block.arguments
 
-        def element(at: Dim, *values: Value) -> list[Value]:
+        loads = Loads(self, block, variable, step.count)
+
+        def element(at: Dim, values: Sequence[Value], lines: Mapping[Operation, Value], u: Dim) -> list[Value]:
             self.copier.mapping.update(zip(carried, values, strict=True))
             place = self.copier.set(variable, at)
-            self.copier.copy(block, self.near)
+            self.copier.copy(block, loads.near(lines, u))
             drop_unused(place)
             assert block.terminator is not None
             return [self.copier.now(v) for v in block.terminator.operands]
 
-        values = loop(variable.name, self.at, step.count, self.threads, element, step.identities())
+        def neighbours(at: Dim, *values: Value) -> list[Value]:
+            if loads.width == 1:
+                return element(at, values, {}, 0)
+            lines = loads.load(at)
+            return loop("u", 0, loads.width, 1, lambda u, *acc: element(at + u, acc, lines, u), values)
+
+        values = loop(variable.name, loads.width * self.at, step.count, loads.width * self.threads, neighbours, step.identities())
         values = [step.across(n, v, WARP) for n, v in enumerate(values)]
         if self.threads > WARP:
             values = self._across_warps(step, values)
@@ -205,27 +214,19 @@ class Piece:
         lines = {r.key: local(f"{r.buffer.name}.run", r.type.dtype, self.width) for r in kept}
         for run in {r.key: r for r in kept if not r.stores}.values():
             for at, size in self._parts(run):
-                found = load(self._buffer(run), *self._front(run), (self._place(run, start) + at, size), name=run.op.results[0].name)
+                buffer, front, place = place_of(self.rows, run, start)
+                found = load(buffer, *front, (place + at, size), name=run.op.results[0].name)
                 store(found, lines[run.key], (at, size))
         where = {r.op: lines[r.key] for r in kept}
         loop("u", 0, self.width, 1, lambda u: self._element(start + u, where, u))
         for run in [r for r in kept if r.stores]:
             for at, size in self._parts(run):
-                store(load(lines[run.key], (at, size)), self._buffer(run), *self._front(run), (self._place(run, start) + at, size))
+                buffer, front, place = place_of(self.rows, run, start)
+                store(load(lines[run.key], (at, size)), buffer, *front, (place + at, size))
 
     def _parts(self, run: Run) -> list[tuple[int, int]]:
         size = min(self.width, max(1, LINE // run.type.dtype.itemsize))
         return [(at, size) for at in range(0, self.width, size)]
-
-    def _buffer(self, run: Run) -> Value:
-        return self.rows.shared.get(run.buffer, run.buffer)
-
-    def _front(self, run: Run) -> list[Dim]:
-        front = run.front[self.rows.rows.prefix :] if run.buffer in self.rows.shared else run.front
-        return [self.rows.copier.expr(p) for p in front]
-
-    def _place(self, run: Run, start: Dim) -> Dim:
-        return start + self.rows.copier.expr(run.offset)
 
     def _element(self, at: Dim, lines: Mapping[Operation, Value], u: Dim) -> None:
         copier = self.rows.copier

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from ir.core import Operation, Value
 from ir.dims import Dim, floordiv, mod
-from ir.types import ScalarType
+from ir.types import DType, ScalarType
 from passes.gpu._copying import drop_unused
-from passes.gpu._kernels import WARP, barrier, equal, less, named, results_when, shared, when
+from passes.gpu._kernels import LINE, WARP, barrier, equal, less, local, named, results_when, shared, when
+from passes.gpu._row_loads import Loads
 from passes.gpu._rows import LANES, Reduction, chosen
 from passes.loops._blocks import index_value, load, loop, store
 from passes.loops._loops import accesses, body, value_symbol
@@ -113,8 +114,7 @@ class OrderedSum:
             self.rows.touched += all_accesses([self.step.op])
 
     def _room(self, value: Value, what: str, piece: int) -> Value:
-        assert isinstance(value.type, ScalarType)
-        return shared(f"{value.name}.{what}", value.type.dtype, piece)
+        return shared(f"{value.name}.{what}", _dtype(value), piece)
 
     def _size(self, start: Dim, piece: int, count: Dim) -> Dim:
         return value_symbol(index_value("min", count - start, piece, name="size"))
@@ -139,16 +139,31 @@ class OrderedSum:
     def _by_all(self, start: Dim, size: Dim, ops: Sequence[Operation], put: dict[Value, Value], got: dict[Value, Value]) -> None:
         """All threads go through the rounds of a piece: ``got`` are values that wait in memory, ``put`` those that shall."""
 
-        def element(at: Dim) -> None:
+        loads = Loads(self.rows, () if got else ops, self.variable, self.step.count)
+        width = loads.width
+
+        def element(at: Dim, lines: dict[Operation, Value], u: Dim, target: dict[Value, Value], to: Dim) -> None:
             place = self.copier.set(self.variable, start + at)
             for value, buffer in got.items():
                 self.copier.become(value, load(buffer, at, name=value.name))
-            self.copier.copy(ops, self.rows.near)
-            for value, buffer in put.items():
-                store(self.copier.now(value), buffer, at)
+            self.copier.copy(ops, loads.near(lines, u))
+            for value, buffer in target.items():
+                store(self.copier.now(value), buffer, to)
             drop_unused(place)
 
-        loop("e", self.rows.at, size, self.rows.threads, element)
+        def neighbours(at: Dim) -> None:
+            if width == 1:
+                element(at, {}, 0, put, at)
+                return
+            lines = loads.load(start + at)
+            rows = {value: local(f"{value.name}.run", _dtype(value), width) for value in put}
+            loop("u", 0, width, 1, lambda u: element(at + u, lines, u, rows, u))
+            for value, buffer in put.items():
+                size = min(width, max(1, LINE // _dtype(value).itemsize))
+                for first in range(0, width, size):
+                    store(load(rows[value], (first, size)), buffer, (at + first, size))
+
+        loop("e", width * self.rows.at, size, width * self.rows.threads, neighbours)
 
     # -- the chain ----------------------------------------------------------------------------------------------------
 
@@ -211,3 +226,8 @@ class OrderedSum:
             value = load(place, 0)
             result = value if step.in_order else step.combine(n, self.copier.now(step.initial[n]), value)
             self.copier.become(step.op.results[n], result)
+
+
+def _dtype(value: Value) -> DType:
+    assert isinstance(value.type, ScalarType)
+    return value.type.dtype
