@@ -15,6 +15,8 @@ USUAL = 512
 """What a dimension is taken for whose size is not known when it is compiled."""
 FEW = 8
 """Rows of a product up to which it is a matter of reading the matrix."""
+ROOM = 64 << 10
+"""Bytes of shared memory that a block uses at most: every architecture from sm_75 on has them."""
 SHALLOWEST = 32
 """Steps of a tile at least, in a product of few rows."""
 ROWS_TRIED = (64, 1024, 1 << 16)
@@ -191,11 +193,13 @@ def choose_tile(nest: ProductNest, table: Sequence[TileSchedule | CoreSchedule],
 def choose_rows(nest: ProductNest) -> RowSchedule:
     """The schedule with most columns of which there still is a block for nearly every multiprocessor; else the one with fewest.
 
-    Its tiles are not longer than the sums, where these are known.
+    Its tiles are not longer than the sums, where these are known, and so short that three fit into shared memory.
     """
     columns = limit_of(nest.columns, _graph(nest), USUAL) * _batches(nest)
     found = next((s for s in ROWS if columns >= s.columns * PROCESSORS * 9 // 10), ROWS[-1])
     depth = found.depth
-    while depth > SHALLOWEST and all(isinstance(p.extent, int) and p.extent < depth for p in nest.products):
+    step = found.columns * sum(f.stored.itemsize for f in {p.columns.key: p.columns for p in nest.products}.values())
+    short = all(isinstance(p.extent, int) for p in nest.products)
+    while depth > SHALLOWEST and (3 * depth * step > ROOM or (short and all(p.extent < depth for p in nest.products))):  # type: ignore[operator]
         depth //= 2
     return replace(found, depth=depth)

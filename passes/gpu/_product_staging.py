@@ -16,11 +16,10 @@ from passes.gpu._copies import cp_async
 from passes.gpu._kernels import LINE, less, named, shared, when
 from passes.gpu._product_nests import Factor, Product
 from passes.gpu._product_scalars import Scalars, as_run, placed
+from passes.gpu._product_schedules import ROOM
 from passes.loops._blocks import index_value, load, loop, number, store
 
 Mode = Literal["async", "held", "computed"]
-ROOM = 64 << 10
-"""Bytes of shared memory that a block uses at most: every architecture from sm_75 on has them."""
 SMALLEST = 4
 """Bytes of an asynchronous copy at least."""
 NARROW = 8

@@ -188,3 +188,52 @@ def test_a_tile_must_be_known() -> None:
 def loops_and_pass(pipeline: str) -> None:
     """Runs a pass on a product."""
     apply(loops(LINEAR), pipeline)
+
+
+TWO_SUMS = """
+graph @main(%x: f32[M, K], %w: f32[K, N], %z: f32[M, L], %v: f32[N, L]) -> f32[M, N] {
+  %X = memref.from_tensor(%x) : memref<f32[M, K]>
+  %W = memref.from_tensor(%w) : memref<f32[K, N]>
+  %Z = memref.from_tensor(%z) : memref<f32[M, L]>
+  %V = memref.from_tensor(%v) : memref<f32[N, L]>
+  %Y = memref.alloc() : memref<f32[M, N]>
+  scf.parallel(%i = 0 to M, tag="m") {
+    scf.parallel(%j = 0 to N, tag="n") {
+      %zero = arith.constant(0.0) : f32
+      %one = arith.constant(1.0) : f32
+      %s = scf.for(%k = 0 to K, %acc = %zero, tag="k") {
+        %a = memref.load(%X[%i, %k]) : f32
+        %b = memref.load(%W[%k, %j]) : f32
+        %f = math.fma(%a, %b, %acc) : f32
+        yield %f
+      } : f32
+      %t = scf.for(%l = 0 to L, %sum = %one, tag="k") {
+        %c = memref.load(%V[%j, %l]) : f32
+        %d = memref.load(%Z[%i, %l]) : f32
+        %g = math.fma(%c, %d, %sum) : f32
+        yield %g
+      } : f32
+      %u = arith.index_cast(%j) : i32
+      %r = arith.sitofp(%u) : f32
+      %p = arith.mulf(%s, %t) : f32
+      %q = arith.addf(%p, %r) : f32
+      memref.store(%q, %Y[%i, %j])
+      yield
+    }
+    yield
+  }
+  %y = memref.to_tensor(%Y) : f32[M, N]
+  return %y
+}
+"""
+
+
+@pytest.mark.parametrize("options", [TILES, ROWS])
+def test_sums_with_other_numbers_of_steps(options: str) -> None:
+    """They follow each other; what starts from something else than zero does so, and columns may be numbers."""
+    before = load(TWO_SUMS)
+    after = clone_module(before)
+    apply(after, f"map-products{options}")
+    assert 'tag="k"' not in print_module(after)
+    for k, other in ((19, 35), (0, 3)):
+        assert_same(before, after, {"M": 3, "K": k, "N": 5, "L": other}, ("special",))
