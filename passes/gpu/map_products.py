@@ -89,7 +89,8 @@ class MapProducts(Pass):
     In ``rows`` and ``tiles`` every element is one chain of multiply-adds over ascending k from zero, so it has the bits that machine code
     for a processor gives it; a last tile of fewer steps is done with exactly these, since 0 in the place of a factor would add NaN where
     the other one is infinite. The tensor cores add in an order of their own, in about f32; both factors are 0 behind the last step,
-    so no infinity or NaN comes from there, and a sum of -0 may become 0.
+    so no infinity or NaN comes from there, and a sum of -0 may become 0. Their order is the same for all tiles, but not that of ``rows``:
+    in bf16 and f16 a product of few rows may differ from one of many in the last bit, which ``tensor_cores=false`` avoids.
 
     Tiles of shared memory are filled by asynchronous copies of 16 bytes where rows are multiples of that, and of 8 or 4 otherwise; elements
     that must be widened (or that something cheap computes) go through registers, a tile ahead. Products with the same factor share its
