@@ -8,7 +8,6 @@ from string import Template
 
 from passes.infra.base import Pass
 from passes.infra.pipeline import parse_pipeline
-from passes.infra.registry import pass_files
 
 _LINALG = (
     "raise-attention",
@@ -132,7 +131,7 @@ TARGETS: dict[str, Target] = {
 
 
 def _cuda_passes(**options: str) -> str:
-    passes = [Template(p).substitute(options) for p in _CUDA if p.partition("$")[0] in pass_files()]
+    passes = [Template(p).substitute(options) for p in _CUDA]
     # what map-sorts has kernels for is left as it is
     tensors = ("lower-to-linalg{keep=[sort, argsort, topk, top_p]}" if p == "lower-to-linalg" else p for p in _LINALG)
     return ",".join(("O1", *tensors, *passes))

@@ -193,8 +193,10 @@ MADE: tuple[Kind, ...] = (
     Kind(
         "product-digits",
         product_text("q4_1", 1536, 576, 3, 1),
-        ("IDP*", "LDG"),  # 4 bytes for each thread, 128 for a warp
+        ("IDP*", "SHFL.BFLY"),
+        {"sm_80": ("LDGSTS.128", "LDGDEPBAR", "DEPBAR")},
     ),
+    Kind("product-digits-many", product_text("q4_1", 1536, 576, 3, 128), ("IDP*", "LDG.128"), quick=ONE),
     Kind("product-packed", product_text("q8_0", 1536, 576, 0, 1), ("FFMA", "LDG.128")),
     # attention
     Kind(
@@ -220,6 +222,12 @@ MADE: tuple[Kind, ...] = (
     # indices
     Kind("gather", graph("%w: f32[V, 576], %i: i64[B, S]", "f32[B, S, 576]", "%y = gather(%w, %i)"), ("LDG", "STG.128")),
     Kind("rope", graph("%x: f32[B, 4, S, 64], %p: i64[S]", "f32[B, 4, S, 64]", "%y = rope(%x, %p)"), ("LDG", "FMUL", "STG")),
+    Kind(
+        "rope-pairs",
+        graph("%x: f32[B, 4, S, 64], %p: i64[S]", "f32[B, 4, S, 64]", "%y = rope(%x, %p, interleaved=true)"),
+        ("LDG.128", "FMUL", "STG.128"),
+        quick=ONE,
+    ),
     Kind("top-k", graph("%x: f32[B, 1000]", "f32[B, 8]", "%y, %i = topk(%x, k=8)"), ("STG",), quick=ONE),
     Kind("sort", graph("%x: f32[B, 100]", "f32[B, 100]", "%y = sort(%x)"), ("STG",), quick=ONE),
     Kind("running-sum", graph("%x: f32[B, N]", "f32[B, N]", "%y = cumsum(%x, axis=1)"), ("DADD", "STG")),

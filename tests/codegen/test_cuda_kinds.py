@@ -134,6 +134,20 @@ def test_sample(path: Path, target: str, tmp_path: Path) -> None:
 
 @ONLY_ALL
 @pytest.mark.parametrize("target", TARGETS)
+def test_smollm2(target: str, tmp_path: Path) -> None:
+    """The program of a real model, imported from its file, which has its weights' types."""
+    from graph_opt.cli import main
+    from tests.llm.smollm2 import needed_model
+
+    model, program, out = needed_model(), tmp_path / "model.graph", tmp_path / "out.cu"
+    assert main(["import", str(model), "-o", str(program)]) == 0
+    assert main([str(program), "--file", f"model={model}", "--emit", "cuda", "--target", target, "-o", str(out)]) == 0
+    compiled = compile_cubin(out.read_text(), target, cache=None)
+    assert compiled.usage and not spilled(compiled.usage, out.read_text())
+
+
+@ONLY_ALL
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("name", "number", "text"), EXAMPLES, ids=[f"{n}-{i}" for n, i, _ in EXAMPLES])
 def test_example(name: str, number: int, text: str, target: str) -> None:
     program = emitted(text, "infer-types,plan-shared", f"{name}.graph")
