@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,11 @@ LEGACY, PER_THREAD = 1, 2
 """Handles of the default streams, in CUDA's interfaces between libraries."""
 
 
+_kinds: dict[tuple[int, TensorType], int] = {}
+"""Numbers of devices (which live as long as the process) and types."""
+_numbers = itertools.count()
+
+
 class DeviceArray:
     """An array in a device's memory: row-major, without gaps.
 
@@ -29,7 +35,7 @@ class DeviceArray:
     one, is ordered by DLPack, or by passing that stream with ``stream=``.  ``shape`` and ``dtype`` are those of :meth:`numpy`.
     """
 
-    __slots__ = ("__weakref__", "_block", "_type", "address", "device", "nbytes", "shape")
+    __slots__ = ("__weakref__", "_block", "_type", "address", "device", "key", "nbytes", "shape")
 
     def __init__(self, device: Device, type_: TensorType, block: Block, address: int | None = None) -> None:
         self.device = device
@@ -38,6 +44,11 @@ class DeviceArray:
         self.address = block.address if address is None else address
         self.shape: tuple[int, ...] = array_shape(type_)
         self.nbytes = math.prod(self.shape) * type_.dtype.numpy.itemsize
+        kind = _kinds.get((id(device), type_))
+        if kind is None:
+            kind = _kinds.setdefault((id(device), type_), next(_numbers))
+        self.key = self.address << 32 | kind
+        """A number that arrays of one device, type and address have in common."""
 
     @property
     def type(self) -> TensorType:

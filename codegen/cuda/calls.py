@@ -92,7 +92,6 @@ class Call:
     checked: bool = False
     staging: int = 0
     pinned: int = 0
-    refs: list[Any] = field(default_factory=list)
     used: int = 0
     """When it was used last, counted in uses."""
     alone: Captured | None = None
@@ -245,7 +244,7 @@ def pattern(args: Sequence[Any]) -> list[Any] | None:
     for a in args:
         kind = type(a)
         if kind is DeviceArray:
-            found.append(id(a))
+            found.append(a.key)
         elif kind is np.ndarray:
             found.append((a.dtype, a.shape))
         else:

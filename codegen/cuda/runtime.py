@@ -190,23 +190,17 @@ class Engine:
             self._uses = call.used = self._uses + 1
             return call
         call = self._new_call(args, ghosts, given, out, outputs) if call is None else self._rechecked(call, ghosts, out, outputs)
-        self._watch(call, key, values)
         self._uses = call.used = self._uses + 1
         self._calls[key] = call
         if len(self._calls) > CALLS:
-            oldest = min(list(self._calls.items()), key=lambda item: item[1].used)[0]
-            self._calls.pop(oldest, None)  # a finalizer may have been faster
+            oldest = min(self._calls.items(), key=lambda item: item[1].used)[0]
+            del self._calls[oldest]
         return call
 
     def _seen(self, values: Sequence[Any], names: Sequence[tuple[str, Any]], stream: int) -> list[Seen | None]:
         """Arrays of the device; None for those of the host."""
         pairs = zip(values, names, strict=True)
         return [see(v, self.device, stream, name, loc) if is_device_array(v) else None for v, (name, loc) in pairs]
-
-    def _watch(self, call: Call, key: Any, values: Sequence[Any]) -> None:
-        """Forgets a call when one of its arrays goes: another one may get its address."""
-        calls = self._calls
-        call.refs = [weakref.ref(v, lambda _: calls.pop(key, None)) for v in values if type(v) is DeviceArray]
 
     def _rechecked(self, call: Call, ghosts: list[NDArray[Any]], out: Sequence[Any] | None, outputs: list[Seen | None] | None) -> Call:
         check_updatable(self.graph, ghosts)
@@ -514,7 +508,7 @@ class Engine:
 def _key(value: Any, seen: Seen | None) -> Any:
     """What of one argument decides how a call is done; see :func:`codegen.cuda.calls.pattern`."""
     if type(value) is DeviceArray:
-        return id(value)
+        return value.key
     return (value.dtype, value.shape) if seen is None else ("seen", seen.address, seen.shape, seen.dtype)
 
 
