@@ -225,7 +225,7 @@ MADE: tuple[Kind, ...] = (
     Kind(
         "rope-pairs",
         graph("%x: f32[B, 4, S, 64], %p: i64[S]", "f32[B, 4, S, 64]", "%y = rope(%x, %p, interleaved=true)"),
-        ("LDG.128", "FMUL", "STG.128"),
+        ("LDG.128", "FMUL", "STG"),
         quick=ONE,
     ),
     Kind("top-k", graph("%x: f32[B, 1000]", "f32[B, 8]", "%y, %i = topk(%x, k=8)"), ("STG",), quick=ONE),
