@@ -186,7 +186,9 @@ class WarpReduce(RegionOpDef):
         state = block_of(environment)
         state.meet(op, WARP)
         width: Any = op.attribute("width")
-        dtype = f64 if interpreter.double else interpreter.result_dtype(op.results[0])
+        dtype = interpreter.result_dtype(op.results[0])
+        if interpreter.double and dtype.is_float:
+            dtype = f64
         values = state.all_of(operands[0])
         return (Lanes(butterfly(values.reshape(-1, width), str(op.attribute("kind")), dtype).reshape(values.shape)),)
 
