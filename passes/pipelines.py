@@ -153,10 +153,12 @@ PRESETS: dict[str, str] = {
 
 OTHER_TARGETS: dict[str, str] = {
     **{name: ",".join(("O1", *_LINALG, *t.passes())) for name, t in TARGETS.items() if name not in PRESETS},
+    # 99 KiB of shared memory for a block
+    "cuda-sm86": _cuda_passes(attention="{shared=101376}", products=""),
     # 64 KiB of shared memory for a block; its tensor cores know no bf16, and have no cp.async to be fed by
     "cuda-sm75": _cuda_passes(attention="{shared=65536}", products="{tensor_cores=false}"),
 }
-"""The preset ``cpu`` with the numbers of other processors, and ``cuda`` for what older GPUs have."""
+"""The preset ``cpu`` with the numbers of other processors, and ``cuda`` for what older and smaller GPUs have."""
 
 
 def preset_for(features: Collection[str]) -> str:
@@ -166,7 +168,9 @@ def preset_for(features: Collection[str]) -> str:
 
 def preset_for_gpu(capability: tuple[int, int]) -> str:
     """The preset for a GPU by its compute capability."""
-    return "cuda" if capability >= (8, 0) else "cuda-sm75"
+    if capability < (8, 0):
+        return "cuda-sm75"
+    return "cuda-sm86" if capability in ((8, 6), (8, 9), (12, 0), (12, 1)) else "cuda"
 
 
 def load_pipeline(text: str) -> list[Pass]:

@@ -28,7 +28,7 @@ from graph_opt.api import find_graph
 from ir.docs import example_texts
 from ir.opdef import REGISTRY
 from passes.infra.manager import PassManager
-from passes.pipelines import load_pipeline
+from passes.pipelines import load_pipeline, preset_for_gpu
 
 ROOT = Path(__file__).parents[2]
 ALL = os.environ.get("GRAPH_OPT_CUDA_ALL") == "1"
@@ -152,3 +152,13 @@ def test_smollm2(target: str, tmp_path: Path) -> None:
 def test_example(name: str, number: int, text: str, target: str) -> None:
     program = emitted(text, "infer-types,plan-shared", f"{name}.graph")
     assert not spilled(compile_cubin(program.source, target, cache=None).usage, program.source)
+
+
+SHARED = {(7, 5): 65536, (8, 0): 166912, (8, 6): 101376, (8, 9): 101376, (9, 0): 166912, (12, 0): 101376}
+
+
+@pytest.mark.parametrize(("capability", "shared"), SHARED.items())
+def test_kernels_fit_into_what_a_device_has(capability: tuple[int, int], shared: int) -> None:
+    text = KINDS["attention"].program.replace("64]", "256]")
+    program = emitted(text, preset_for_gpu(capability), "attention.graph")
+    assert shared * 3 // 10 < max(k.shared_bytes for k in program.kernels) <= shared
