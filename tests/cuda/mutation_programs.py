@@ -25,8 +25,9 @@ Array = np.ndarray[Any, Any]
 class Subject:
     """A program to remove things from.
 
-    ``sizes`` are the values of its symbolic dimensions, for each run; integers of its inputs are below ``below``.  ``short``: it belongs to
-    the default run of tests; ``products`` are options of the pass map-products.
+    ``sizes`` are the values of its symbolic dimensions, for each run, and of inputs (``%n``) that must have certain ones; other integers of
+    its inputs are below ``below``.  ``short``: it belongs to the default run of tests.  ``products`` are options of the pass map-products.
+    ``spare`` is what guards nothing here, though it does in other programs: (name in CUDA C, or operation, and kernel; why).
     """
 
     name: str
@@ -35,6 +36,7 @@ class Subject:
     below: int = 3
     short: bool = False
     products: str = ""
+    spare: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def pipeline(self) -> str:
@@ -45,7 +47,8 @@ class Subject:
     def inputs(self, graph: Graph, sizes: dict[str, int]) -> list[Array]:
         """Arrays for the parameters: random numbers, all different where they are floats."""
         rng = np.random.default_rng(sum(map(ord, self.name)))
-        return [self._array(rng, substitute_type(p.type, sizes)) for p in graph.parameters]
+        found = [self._array(rng, substitute_type(p.type, sizes)) for p in graph.parameters]
+        return [np.full_like(a, sizes[f"%{p.name}"]) if f"%{p.name}" in sizes else a for a, p in zip(found, graph.parameters, strict=True)]
 
     def _array(self, rng: np.random.Generator, type_: Any) -> Array:
         assert isinstance(type_, TensorType)
@@ -93,6 +96,8 @@ def _digits() -> Iterator[Subject]:
     for format_ in FORMATS:
         yield Subject(f"digits-{format_}", product_text(format_, 37, 160, 2), ({"S": 1}, {"S": 7}, {"S": 69}), below=60)
 
+
+_ALL_SEEN = tuple(("is_seen", k, "without a length every block of threads sees a key") for k in ("k_main_o", "k_main_o_blocks"))
 
 SUBJECTS: tuple[Subject, ...] = (
     # elementwise
@@ -142,7 +147,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         "versions",
         graph("%a: f32[M, 4*J], %b: f32[4*J, 72]", "f32[M, 72]", "%c = matmul(%a, %b)"),
-        ({"M": 5, "J": 331}, {"M": 8, "J": 331}, {"M": 20, "J": 40}, {"M": 70, "J": 40}, {"M": 1030, "J": 25}),
+        tuple({"M": m, "J": j} for m, j in ((5, 331), (8, 331), (5, 25), (20, 41), (20, 3), (70, 41), (70, 3), (1030, 25), (1030, 3))),
     ),
     *_tiles(),
     *_cores(),
@@ -152,17 +157,33 @@ SUBJECTS: tuple[Subject, ...] = (
         "attention",
         graph("%q: f32[B, 2, S, 16], %k: f32[B, 1, S, 16], %v: f32[B, 1, S, 16]", "f32[B, 2, S, 16]", "%o = attention(%q, %k, %v, causal=true)"),
         ({"B": 2, "S": 37}, {"B": 1, "S": 1}, {"B": 1, "S": 5}, {"B": 1, "S": 261}),
+        spare=(*_ALL_SEEN, ("gpu.barrier", "k_main_o", "it orders the first values of sums, which are used where no key is seen: needs a length")),
+    ),
+    Subject(
+        "attention-length",
+        graph(
+            "%q: f32[B, 2, S, 16], %k: f32[B, 1, T, 16], %v: f32[B, 1, T, 16], %n: i64[]",
+            "f32[B, 2, S, 16]",
+            "%o = attention(%q, %k, %v, length=%n, causal=true)",
+        ),
+        (
+            *({"B": 1, "S": 37, "T": t, "%n": n} for t, n in ((261, 150), (40, 0), (40, 40), (150, 150))),
+            *({"B": 2, "S": 5, "T": t, "%n": n} for t, n in ((9, 7), (9, 9))),
+            *({"B": 2, "S": 1, "T": t, "%n": n} for t, n in ((300, 150), (300, 0), (37, 37))),
+        ),
     ),
     Subject(
         "attention-decode",
         graph("%q: f32[B, 4, 1, 16], %k: f32[B, 2, S, 16], %v: f32[B, 2, S, 16]", "f32[B, 4, 1, 16]", "%o = attention(%q, %k, %v)"),
         ({"B": 2, "S": 37}, {"B": 1, "S": 301}),
+        spare=_ALL_SEEN,
     ),
 )
 """Kinds whose kernels are not there yet are added when they are."""
 
 IDLE: dict[tuple[str, str], str] = {
     ("", "adds"): "only one half-warp adds; the other threads would add the same numbers of shared memory, and what they have is not used",
+    ("attention", "any_keys"): "no keys in this part of the block: copies would have no valid elements, and scores of keys that none sees are masked",
     ("", "is_needed"): "threads without an element of a tile of few rows would compute another one's again, and store nothing",
     ("digits", "busy"): "warps without rows would read the last row again, and a bound on rows guards what they would store",
 }

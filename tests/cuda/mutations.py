@@ -38,7 +38,8 @@ class Found:
     @property
     def marks(self) -> tuple[Mark, ...]:
         """Everything that can be removed."""
-        return self.compiled.program.marks
+        marks: tuple[Mark, ...] = self.compiled.program.marks
+        return marks
 
     @property
     def open(self) -> list[Mark]:
@@ -47,7 +48,7 @@ class Found:
 
     @property
     def idle(self) -> list[Mark]:
-        """Those of them that guard no memory: conditions of :data:`IDLE`."""
+        """Those of them that guard no memory, or nothing in this program: see :meth:`saves_work`."""
         return [m for m in self.open if self.saves_work(m)]
 
     @property
@@ -56,7 +57,10 @@ class Found:
         return [m for m in self.open if not self.saves_work(m)]
 
     def saves_work(self, mark: Mark) -> bool:
-        """Whether a mark is one of the conditions of :data:`IDLE`."""
+        """Whether a mark is one of the conditions of :data:`IDLE`, or spare in this program."""
+        names = (self.condition(mark), mark.operation)
+        if any(name in names and kernel == mark.kernel for name, kernel, _ in self.subject.spare):
+            return True
         return any(self.subject.name.startswith(start) and self.condition(mark) == name for start, name in IDLE)
 
     def line(self, mark: Mark) -> str:
