@@ -14,7 +14,7 @@ from passes.gpu._elements import Run, find_runs, run_width
 from passes.gpu._kernels import LINE, WARP, barrier, equal, launch, local, named, shared, split_index, thread, when
 from passes.gpu._row_loads import Loads, place_of
 from passes.gpu._row_sums import OrderedSum
-from passes.gpu._rows import Reduction, Rows, part_size, row_kernel_name
+from passes.gpu._rows import Reduction, Rows, has_large_elements, part_size, row_kernel_name
 from passes.gpu._threads import ParallelNest, hand_over, parallel_nest
 from passes.loops._blocks import load, loop, store
 from passes.loops._loops import accesses, body
@@ -49,7 +49,10 @@ class LongRows:
         """Replaces the nest."""
         outer = self.nest.loops[0]
         with Builder.before_op(outer):
-            made = launch([("block", self.nest.total)], self.threads, self._kernel, name=row_kernel_name(self.rows), tag="rows")
+            name, grid = row_kernel_name(self.rows), [("block", self.nest.total)]
+            # registers for functions of f64: left alone, compilers spill them to have more blocks
+            blocks = 1024 // self.threads if has_large_elements(self.rows) else 0
+            made = launch(grid, self.threads, self._kernel, name=name, tag="rows", min_blocks=blocks)
         hand_over(outer, made)
         outer.erase()
         for buffer in self.rows.private:

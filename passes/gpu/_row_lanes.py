@@ -9,7 +9,7 @@ from ir.core import Block, Operation, Value
 from ir.dims import Dim, ceildiv, dim_max, floordiv, mod, symbols_of
 from passes.gpu._copying import Copier, drop_unused
 from passes.gpu._kernels import barrier, both, equal, is_multiple, launch, less, local, named, split_index, thread, when
-from passes.gpu._rows import LANES, Reduction, Rows, chosen, part_size, row_kernel_name
+from passes.gpu._rows import LANES, Reduction, Rows, chosen, has_large_elements, part_size, row_kernel_name
 from passes.gpu._threads import hand_over, parallel_nest
 from passes.loops._blocks import buffer_type, index_value, load, loop, store
 from passes.loops._loops import Access, accesses, body, extent, ranges, value_symbol
@@ -17,6 +17,9 @@ from passes.loops._memory import alias, all_accesses, memory_of, stored_value
 
 Key = tuple[Value, tuple[Dim, ...], Dim]
 """What a load along a row loads: the buffer, its other indices, and how many rounds the loop has."""
+
+_BLOCKS = 4
+"""Blocks of 128 threads at a time for rows of f64, so 128 registers for each thread: left alone, compilers spill them to have more blocks."""
 
 
 class ShortRows:
@@ -43,7 +46,9 @@ class ShortRows:
         name = row_kernel_name(self.rows)
         self.shared_loads = self._loads_of_several_loops()
         with Builder.before_op(outer):
-            made = launch([("block", ceildiv(self.total, self.per_block))], self.per_block * LANES, self._kernel, name=name, tag="rows")
+            grid = [("block", ceildiv(self.total, self.per_block))]
+            blocks = _BLOCKS if has_large_elements(self.rows) else 0
+            made = launch(grid, self.per_block * LANES, self._kernel, name=name, tag="rows", min_blocks=blocks)
         hand_over(outer, made)
         outer.erase()
         for buffer in self.rows.private:
@@ -217,8 +222,11 @@ class ShortRows:
 
 
 def can_be_short(rows: Rows, most: int) -> bool:
-    """Whether rows are for :class:`ShortRows`: what is private is at the place of a lane, and nothing that others read is written."""
-    if not rows.is_short(most):
+    """Whether rows are for :class:`ShortRows`: what is private is at the place of a lane, and nothing that others read is written.
+
+    ``most`` is for elements of 4 bytes; of 8 it is an eighth, since functions of f64 want many registers, too.
+    """
+    if not rows.is_short(most // 8 if has_large_elements(rows) else most):
         return False
     found = all_accesses([rows.nest.loops[0]])
     for access in found:

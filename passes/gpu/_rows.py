@@ -234,3 +234,8 @@ def row_kernel_name(rows: Rows) -> str:
     """What a kernel for rows is called: after the last memory that is stored for others."""
     names = [a.buffer.name for a in all_accesses([rows.nest.loops[0]]) if a.writes and a.buffer not in rows.private]
     return names[-1].removesuffix(".flat").removesuffix(".buffer") if names else "rows"
+
+
+def has_large_elements(rows: Rows) -> bool:
+    """Whether loops along rows load or store elements of 8 bytes."""
+    return any(a.type.dtype.itemsize > 4 for a in all_accesses([rows.nest.loops[0]]) if a.op.block is not rows.nest.body)

@@ -105,6 +105,14 @@ def test_columns_that_are_aligned_are_taken_in_runs() -> None:
     assert "vector.load(%w.buffer[" in print_module(module)
 
 
+@pytest.mark.parametrize(("dtype", "threads"), [("f32", 128), ("f64", 128)])
+def test_registers_hold_fewer_large_elements(dtype: str, threads: int) -> None:
+    text = f"graph @main(%x: {dtype}[B, 300]) -> {dtype}[B] {{\n  %y = max(%x, axes=[1])\n  return %y\n}}"
+    module = mapped(text, "map-rows", sizes=((2,),), kinds=("real",))
+    assert rows_of(module) == [threads]
+    assert bool(count(module, "gpu.barrier")) == (dtype == "f64")
+
+
 def test_few_rows_take_whole_warps() -> None:
     text = "graph @main(%x: f32[3, 64]) -> f32[3, 64] {\n  %y = softmax(%x)\n  return %y\n}"
     assert rows_of(mapped(text, "map-rows", sizes=((1,),))) == [64]
