@@ -30,7 +30,7 @@ cuParamSetf cuParamSeti cuParamSetv cuProfilerInitialize cuProfilerStart cuProfi
 cuSurfRefSetArray cuTexRefCreate cuTexRefDestroy cuTexRefGetAddressMode cuTexRefGetAddress_v2 cuTexRefGetArray cuTexRefGetFilterMode
 cuTexRefGetFlags cuTexRefGetFormat cuTexRefSetAddress2D_v3 cuTexRefSetAddressMode cuTexRefSetAddress_v2 cuTexRefSetArray
 cuTexRefSetFilterMode cuTexRefSetFlags cuTexRefSetFormat
-""".split()
+""".split()  # noqa: SIM905  # a list of so many names fills a page
 """What pycuda is linked with besides: they become stubs."""
 
 
