@@ -73,6 +73,10 @@ def find_runs(nest: ParallelNest) -> list[Run] | None:
     written = [a for a in all_accesses(list(nest.body)) if a.writes]
     if not written or any(a.op.block is not nest.body for a in written):
         return None
+    ops = list(nest.body)
+    behind = all_accesses(ops[ops.index(written[0].op) + 1 :])
+    if any(not b.writes and alias(b.memory, a.memory) != "never" for b in behind for a in written):
+        return None  # stores of a run come behind all its elements: too late for such a load
     runs = []
     for op in nest.body:
         if op.name not in ("memref.load", "memref.store"):

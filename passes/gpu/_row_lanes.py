@@ -97,7 +97,7 @@ class ShortRows:
             first = equal(self.lane, 0, "first")
             when(first if self.valid is None else both(self.valid, first), lambda: self.copier.copy([step]))
         else:
-            self.copier.copy([step], lambda op: self._near(op, 0))
+            self.copier.copy([step], self._knows)
 
     def _guarded(self, work: Callable[[], object]) -> None:
         if self.valid is None:
@@ -174,14 +174,20 @@ class ShortRows:
         """The place of the last element of a lane, or of the row for lanes that have none."""
         return value_symbol(index_value("min", self.lane + count // LANES * LANES, count - 1, name="last"))
 
+    def _knows(self, op: Operation) -> bool:
+        """Gives a load the value that the row itself has stored."""
+        if op.name != "memref.load" or accesses(op)[0].buffer not in self.known:
+            return False
+        self.copier.mapping[op.results[0]] = self.known[accesses(op)[0].buffer]
+        return True
+
     def _near(self, op: Operation, k: Dim) -> bool:
         """Builds an access to what a lane has for itself."""
         if op.name not in ("memref.load", "memref.store"):
             return False
-        (access,) = accesses(op)
-        if op.name == "memref.load" and access.buffer in self.known:
-            self.copier.mapping[op.results[0]] = self.known[access.buffer]
+        if self._knows(op):
             return True
+        (access,) = accesses(op)
         line = self.local.get(access.buffer)
         if line is None:
             key = self._key(op)

@@ -12,7 +12,7 @@ from ir.opdef import REGISTRY
 from ir.rewriter import is_pure
 from ir.types import DType, MemRefType, ScalarType
 from passes.gpu._kernels import warp_reduce
-from passes.gpu._threads import ParallelNest, inside_of, is_lowered, own_buffers, parallel_nest
+from passes.gpu._threads import ParallelNest, is_lowered, own_buffers, parallel_nest
 from passes.loops._blocks import active, number
 from passes.loops._loops import Access, accesses, body, depends_on, extent, initial_values, ranges, read_layout, tag_of, value_symbol
 from passes.loops._memory import alias, all_accesses, memory_of
@@ -199,13 +199,16 @@ def _private(op: Operation, nest: ParallelNest) -> dict[Value, MemRefType]:
     """Memory that only this nest uses, each row its own part: the type of a part."""
     rows = [value_symbol(v) for v in _row_variables(nest)]
     found: dict[Value, MemRefType] = {}
+    # what stands deeper, in choices, is copied as it is
+    loops = [o for o in nest.body if o.name in ("scf.for", "scf.parallel")]
+    blocks = [nest.body, *(body(o) if o.name == "scf.for" else parallel_nest(o).body for o in loops)]
     used = {v for n in op.walk() for v in n.operands}
     for buffer in [v for v in used if v.defining_op is not None and v.defining_op.name == "memref.alloc"]:
         type_ = buffer.type
         assert isinstance(type_, MemRefType)
         if len(type_.shape) < len(rows) or not all(isinstance(d, int) for d in type_.shape[len(rows) :]):
             continue
-        if all(inside_of(user, op) and _of_row(user, buffer, rows) for user in buffer.users):
+        if all(user.block in blocks and _of_row(user, buffer, rows) for user in buffer.users):
             found[buffer] = MemRefType(type_.dtype, type_.shape[len(rows) :])
     return dict(sorted(found.items(), key=lambda item: item[0].name))
 

@@ -124,6 +124,20 @@ def test_a_nest_that_reads_what_it_writes_is_left_in_order() -> None:
     assert tags(module) == ["elements"] and count(module, "vector.load") == 0
 
 
+def test_a_load_behind_the_store_sees_it() -> None:
+    text = """graph @main(%A: memref<f32[B, 8]>, %C: memref<f32[B, 8]>, %D: memref<f32[B, 8]>) {
+      scf.parallel(%i = 0 to B, %j = 0 to 8, tag="col") {
+        %a = memref.load(%A[%i, %j]) : f32
+        memref.store(%a, %C[%i, %j])
+        %c = memref.load(%C[%i, %j]) : f32
+        memref.store(%c, %D[%i, %j])
+        yield
+      }
+      return
+    }"""
+    assert count(mapped(text, "map-elements"), "vector.load") == 0
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="threads"):
         MapElements(threads=100)

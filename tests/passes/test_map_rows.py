@@ -221,3 +221,66 @@ def test_scalars_of_a_single_row_that_others_use_are_kept() -> None:
     module = mapped(text, "map-rows,map-elements,map-serial")
     assert_mapped(module)
     assert rows_of(module) == [32] and "s.kept" in print_module(module)
+
+
+IN_A_CHOICE = """graph @main(%A: memref<f32[B, 16]>, %w: memref<f32[16]>, %C: memref<f32[B, 16]>) {
+  %R = memref.alloc() : memref<f32[B, 16]>
+  %zero = arith.constant(0.0) : f32
+  scf.parallel(%i = 0 to B) {
+    scf.parallel(%j = 0 to 16) {
+      %a = memref.load(%A[%i, %j]) : f32
+      memref.store(%a, %R[%i, %j])
+      yield
+    }
+    %s = scf.for(%k = 0 to 16, %acc = %zero, tag="reduce") {
+      %b = memref.load(%R[%i, %k]) : f32
+      %t = arith.addf(%acc, %b) : f32
+      yield %t
+    } : f32
+    scf.parallel(%l = 0 to 16) {
+      %c = memref.load(%A[%i, %l]) : f32
+      %less = arith.cmpf(%c, %s, predicate="lt") : bool
+      %r = scf.if(%less) {
+        %d = memref.load(%R[%i, %l]) : f32
+        yield %d
+      } {
+        yield %s
+      } : f32
+      memref.store(%r, %C[%i, %l])
+      yield
+    }
+    yield
+  }
+  return
+}"""
+
+
+@pytest.mark.parametrize("short", [0, 1024])
+def test_memory_of_a_row_that_a_choice_reads_stays_where_it_is(short: int) -> None:
+    module = mapped(IN_A_CHOICE, f"map-rows{{short={short}}},map-serial", sizes=((3,), (17,)))
+    assert len(rows_of(module)) == 1 and count(module, "memref.alloc") == 1
+
+
+def test_an_element_of_the_row_number_is_no_element_of_the_lane() -> None:
+    text = """graph @main(%A: memref<f32[16, 16]>, %w: memref<f32[16]>, %C: memref<f32[16, 16]>) {
+      %zero = arith.constant(0.0) : f32
+      scf.parallel(%i = 0 to 16) {
+        %s = scf.for(%k = 0 to 16, %acc = %zero, tag="reduce") {
+          %a = memref.load(%A[%i, %k]) : f32
+          %b = memref.load(%w[%k]) : f32
+          %t = math.fma(%a, %b, %acc) : f32
+          yield %t
+        } : f32
+        %own = memref.load(%w[%i]) : f32
+        scf.parallel(%l = 0 to 16) {
+          %c = memref.load(%w[%l]) : f32
+          %d = arith.addf(%c, %s) : f32
+          %e = arith.mulf(%d, %own) : f32
+          memref.store(%e, %C[%i, %l])
+          yield
+        }
+        yield
+      }
+      return
+    }"""
+    assert rows_of(mapped(text, "map-rows", sizes=((1,),))) == [128]
