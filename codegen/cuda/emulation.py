@@ -97,7 +97,7 @@ class _Memory:
         whole = np.empty(size + 3 * GUARD, np.uint8)
         start = GUARD + -whole.ctypes.data % GUARD
         whole[:start] = whole[start + size :] = _GUARD_BYTE
-        whole[start : start + size] = np.resize(np.array([0xFF, 0x7F], np.uint8), size)  # NaN of every float type
+        whole[start : start + size : 2], whole[start + 1 : start + size : 2] = 0xFF, 0x7F  # NaN of every float type
         address = int(whole.ctypes.data) + start
         self._buffers[address] = (whole, start, size)
         return address
