@@ -74,11 +74,8 @@ def _load(w: Writer, op: Operation) -> None:
     access = _access(op, 0)
     buffer = w.buffer(op.operands[access.position])
     at, _ = place(w, op, access, buffer)
-    text = _element(buffer, at)
-    if buffer.type.dtype.kind == "bool":
-        text += " != 0"
     if op.results[0].has_uses:
-        w.declare(op.results[0], Expr(text))
+        w.declare(op.results[0], Expr(f"{_element(buffer, at)}{_as_bool(buffer.type.dtype)}"))
 
 
 @emits("memref.store")
@@ -150,8 +147,16 @@ def _vector_load(w: Writer, op: Operation) -> None:
     name = w.token(result.name)
     w.line(f"go_vec<{C_TYPES[dtype.name]}, {lanes}> {name};")
     for number, start, aligned in _rows(w, buffer, shape, at, poly):
-        _read_row(w, name, number * count, row(start, aligned), dtype, count)
+        if count == 1 and valid is None:
+            w.line(f"{name}[{number}] = {_element(buffer, start)}{_as_bool(dtype)};")
+        else:
+            _read_row(w, name, number * count, row(start, aligned), dtype, count)
     w.values[result] = Expr(name)
+
+
+def _as_bool(dtype: DType) -> str:
+    """What makes a bool of an element in memory."""
+    return " != 0" if dtype.kind == "bool" else ""
 
 
 def _read_row(w: Writer, name: str, first: int, text: str, dtype: DType, count: int) -> None:
@@ -160,7 +165,7 @@ def _read_row(w: Writer, name: str, first: int, text: str, dtype: DType, count: 
         part = w.fixed("part")
         w.line(f"const go_vec<{in_memory(dtype)}, {count}> {part} = {text};")
         with unrolled(w, lane, count):
-            w.line(f"{name}[{lane if not first else f'{first} + {lane}'}] = {part}[{lane}]{' != 0' if dtype.kind == 'bool' else ''};")
+            w.line(f"{name}[{lane if not first else f'{first} + {lane}'}] = {part}[{lane}]{_as_bool(dtype)};")
 
 
 def _rows(w: Writer, buffer: Buffer, shape: Sequence[int], at: Expr, poly: Poly) -> list[tuple[int, Expr, int]]:
@@ -201,6 +206,9 @@ def _vector_store(w: Writer, op: Operation) -> None:
 
         if len(rows) == 1 and dtype.kind != "bool":
             put(vector.text)
+            continue
+        if count == 1 and valid is None:
+            w.line(f"{_element(buffer, start)} = {vector.text}[{number}];")
             continue
         lane, part = w.fixed("lane"), w.fixed("part")
         with w.block(""):
