@@ -5,6 +5,8 @@ compared with the interpreter, for small sizes and for some that are larger than
 passes one by one as well, and the bits of its machine code are compared with those of the lowered program in the
 interpreter, for one thread and for two; one more time it becomes machine code after fewer passes.
 
+With ``--device cuda-emulated`` (or ``cuda``) they run there instead: see :mod:`tests.device_fuzz`.
+
 The programs run in processes of their own, so that one that dies is noticed and the others go on.  Prints how many programs
 were tried, how many mismatches and deaths there were; the text of a program that fails is written to
 ``fuzz-failure-SEED.graph`` together with what is wrong.
@@ -25,7 +27,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -55,6 +57,8 @@ MIDDLE = (5, 7, 9, 15, 17, 18, 33, 50)
 """Sizes around those of tiles."""
 RENEWED = 250
 """A process ends after so many programs, and another one takes its place: loaded code adds up."""
+TOGETHER = 12
+"""So many programs are built together for a device."""
 PATIENCE = 300.0
 """After so many seconds a program counts as one that hangs."""
 
@@ -156,13 +160,23 @@ def try_seed(seed: int, steps: int) -> dict[str, Any]:
     }
 
 
-def work(steps: int) -> None:
-    """What a process does: a seed a line comes in, a line of JSON goes out.  Whatever programs print goes to nowhere."""
+def try_seeds(seeds: Sequence[int], steps: int, device: str) -> list[dict[str, Any]]:
+    """The same for several programs, on a device, or on the CPU as machine code."""
+    if device == "cpu":
+        return [try_seed(seed, steps) for seed in seeds]
+    from tests.device_fuzz import try_on_device
+
+    return try_on_device(seeds, steps, device)
+
+
+def work(steps: int, device: str) -> None:
+    """What a process does: seeds a line come in, a line of JSON for each goes out.  Whatever programs print goes to nowhere."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     for line in sys.stdin:
-        channel.write(json.dumps(try_seed(int(line), steps)) + "\n")
+        for found in try_seeds([int(seed) for seed in line.split()], steps, device):
+            channel.write(json.dumps(found) + "\n")
         channel.flush()
 
 
@@ -201,42 +215,55 @@ class Tally:
 class Worker:
     """A process that checks programs, and its replacement when it dies."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, device: str = "cpu") -> None:
         self.steps = steps
+        self.device = device
         self.process: subprocess.Popen[str] | None = None
         self.used = 0
 
-    def check(self, seed: int) -> dict[str, Any]:
-        """The counts of a program, or what is wrong with it; a death is."""
+    def check(self, *seeds: int) -> list[dict[str, Any]]:
+        """The counts of programs that go together, or what is wrong with each; a death is, and whose it was is found out one by one."""
+        found = self._answers(seeds)
+        if isinstance(found, list):
+            return found
+        if len(seeds) > 1:
+            return [each for seed in seeds for each in self.check(seed)]
+        code, late = found
+        how = f"no end after {PATIENCE:.0f} s" if late else f"died: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
+        said = "".join(f"// {line.rstrip()}\n" for line in self.errors[-60:])
+        report = f"// {how}\n{said}\n{_text_of(seeds[0], self.steps)}"
+        return [{"error": how, "kind": "hangs" if late else "deaths", "report": report}]
+
+    def _answers(self, seeds: Sequence[int]) -> list[dict[str, Any]] | tuple[int, bool]:
+        """What the process says about programs, or, when it has ended, its exit status and whether that was for taking too long."""
         if self.process is None or self.used >= RENEWED:
             self.close()
-            command = [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz", "--work", "--steps", str(self.steps)]
+            options = ["--work", "--steps", str(self.steps), "--device", self.device]
+            command = [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz", *options]
             self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.used = 0
             self.errors: list[str] = []
             threading.Thread(target=_drain, args=(self.process.stderr, self.errors), daemon=True).start()
-        self.used += 1
+        self.used += len(seeds)
         process = self.process
         assert process.stdin is not None and process.stdout is not None
         late = threading.Event()
-        timer = threading.Timer(PATIENCE, lambda: (late.set(), process.kill()))
+        timer = threading.Timer(PATIENCE * len(seeds), lambda: (late.set(), process.kill()))
         timer.start()
+        answers = []
         try:
-            process.stdin.write(f"{seed}\n")
+            process.stdin.write(" ".join(map(str, seeds)) + "\n")
             process.stdin.flush()
-            answer = process.stdout.readline()
+            answers = [line for _ in seeds if (line := process.stdout.readline())]
         except OSError:
-            answer = ""
+            pass
         finally:
             timer.cancel()
-        if answer:
-            found: dict[str, Any] = json.loads(answer)
-            return found
+        if len(answers) == len(seeds):
+            return [json.loads(answer) for answer in answers]
         code = process.wait()
         self.process = None
-        how = f"no end after {PATIENCE:.0f} s" if late.is_set() else f"died: {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
-        said = "".join(f"// {line.rstrip()}\n" for line in self.errors[-60:])
-        return {"error": how, "kind": "hangs" if late.is_set() else "deaths", "report": f"// {how}\n{said}\n{_text_of(seed, self.steps)}"}
+        return code, late.is_set()
 
     def close(self) -> None:
         """Ends the process."""
@@ -265,22 +292,26 @@ def _text_of(seed: int, steps: int) -> str:
 def run_all(tally: Tally) -> None:
     """Shares the seeds out to as many processes as are asked for."""
     options = tally.options
-    seeds: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for seed in range(options.seed, options.seed + options.count):
-        seeds.put(seed)
+    groups: queue.SimpleQueue[range] = queue.SimpleQueue()
+    seeds = range(options.seed, options.seed + options.count)
+    size = 1 if options.device == "cpu" else TOGETHER
+    for first in range(0, len(seeds), size):
+        groups.put(seeds[first : first + size])
 
     stopped = threading.Event()
 
     def serve() -> None:
-        worker = Worker(options.steps)
+        worker = Worker(options.steps, options.device)
         try:
-            for seed in _taken(seeds):
+            for group in _taken(groups):
                 if tally.failures >= options.stop or stopped.is_set():
                     break
                 start = time.perf_counter()
-                found = worker.check(seed)
-                if not stopped.is_set():  # Ctrl-C ends the processes, too
-                    tally.add(seed, found, time.perf_counter() - start)
+                answers = worker.check(*group)
+                seconds = (time.perf_counter() - start) / len(group)
+                for seed, found in zip(group, answers, strict=True):
+                    if not stopped.is_set():  # Ctrl-C ends the processes, too
+                        tally.add(seed, found, seconds)
         finally:
             worker.close()
 
@@ -295,10 +326,10 @@ def run_all(tally: Tally) -> None:
             stopped.set()
 
 
-def _taken(seeds: queue.SimpleQueue[int]) -> Iterator[int]:
+def _taken(groups: queue.SimpleQueue[range]) -> Iterator[range]:
     with contextlib.suppress(queue.Empty):
         while True:
-            yield seeds.get_nowait()
+            yield groups.get_nowait()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -309,10 +340,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for programs that fail")
     parser.add_argument("--stop", type=int, default=20, help="stop after so many programs that fail")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many processes")
+    parser.add_argument("--device", default="cpu", help="where they run: cpu, cuda-emulated, cuda")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.work:
-        work(options.steps)
+        work(options.steps, options.device)
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
@@ -324,7 +356,8 @@ def main(arguments: list[str] | None = None) -> int:
         f"{seen['programs']} programs, {seen['mismatches']} mismatches, {seen['deaths']} deaths, {seen['hangs']} hangs, "
         f"{seconds:.1f} s, {seen['programs'] / seconds:.1f} programs/s"
     )
-    counted = ("operations", "runs", "compared with machine code", "runs that failed", "programs that never ran")
+    told = ("programs", "mismatches", "deaths", "hangs")
+    counted = dict.fromkeys(("operations", "runs", "runs that failed", "programs that never ran", *(k for k in seen if k not in told)))
     print(", ".join(f"{seen[k]} {k}" for k in counted))
     slowest = sorted(tally.seconds, key=lambda s: -tally.seconds[s])[:5]
     print("slowest: " + ", ".join(f"seed {s} {tally.seconds[s]:.1f} s" for s in slowest))

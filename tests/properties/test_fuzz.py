@@ -14,19 +14,19 @@ from tests import fuzz
 def test_a_death_is_noticed() -> None:
     worker = fuzz.Worker(2)
     try:
-        assert "error" not in worker.check(1)
+        assert "error" not in worker.check(1)[0]
         assert worker.process is not None
         os.kill(worker.process.pid, signal.SIGSEGV)
-        found = worker.check(2)
+        (found,) = worker.check(2)
         assert found["kind"] == "deaths" and "SIGSEGV" in found["error"] and "graph @main" in found["report"]
-        assert "error" not in worker.check(2)
+        assert "error" not in worker.check(2)[0]
     finally:
         worker.close()
 
 
 def test_a_program_that_fails_is_written_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(self: fuzz.Worker, seed: int) -> dict[str, object]:
-        return fuzz.try_seed(seed, self.steps)
+    def check(self: fuzz.Worker, *seeds: int) -> list[dict[str, object]]:
+        return fuzz.try_seeds(seeds, self.steps, self.device)
 
     def fails(*_: object, **__: object) -> int:
         raise AssertionError("wrong number")
