@@ -25,7 +25,7 @@ from ir.types import type_symbols
 from passes.graph.specialize import Specialize
 from passes.infra.manager import PassManager
 from tests.checks import KINDS, Baseline, Case, baseline, first_success
-from tests.device_checks import OnDevice, check_on_device, check_same_as_cpu, check_sanitized, compile_together
+from tests.device_checks import SEPARATE, OnDevice, check_on_device, check_same_as_cpu, check_sanitized, compile_together, wild_cases
 from tests.generators import random_module
 from tests.native_checks import has_no_code
 
@@ -91,7 +91,9 @@ def _check(module: Module, seed: int, programs: dict[int, OnDevice | Exception],
     if id(module) in programs:
         _check_program(runs, programs[id(module)], seed, counts)
         if seed % SANITIZED == 0 and why_not("address") is None and why_not("thread") is None:
-            counts["runs under sanitizers"] += check_sanitized(Baseline(module, runs.cases[:1]))
+            (apart,) = compile_together([module], SEPARATE)
+            assert isinstance(apart, OnDevice)
+            counts["runs under sanitizers"] += check_sanitized(Baseline(module, [*runs.cases[:1], *wild_cases(module, seed)]), apart)
     if more is not None and id(more[0]) in programs:
         cases = [first_success(more[0], more[0].main.name, more[1], kind, seed) for kind in KINDS]
         _check_program(Baseline(more[0], [c for c in cases if isinstance(c, Case)]), programs[id(more[0])], seed, counts)
