@@ -34,7 +34,7 @@ class TakingOver:
 
     def __init__(self, names: Mapping[Value, Value]) -> None:
         self.names = names
-        self._structures: dict[Operation, tuple[Hashable, dict[Value, int]]] = {}
+        self._structures: dict[Operation, tuple[Hashable, dict[Value, int]] | None] = {}
         self._known: dict[Hashable, bool] = {}
 
     def may(self, nest: Operation, old: Buffer, new: Buffer) -> bool:
@@ -46,8 +46,12 @@ class TakingOver:
         if nest.name == "memref.copy":  # reads all elements before it writes one
             return nest.operands[0].type == nest.operands[1].type
         if nest not in self._structures:
-            self._structures[nest] = _structure(nest, self.names)
-        structure, numbers = self._structures[nest]
+            launches = any(op.name == "gpu.launch" for op in nest.walk())  # threads come in any order
+            self._structures[nest] = None if launches else _structure(nest, self.names)
+        found = self._structures[nest]
+        if found is None:
+            return False
+        structure, numbers = found
         key = (structure, numbers[old.value], numbers[new.value])
         if key not in self._known:
             judge = _in_nests if any(op.name in _NESTS for op in nest.walk()) else _in_loops
@@ -81,7 +85,7 @@ def _structure(nest: Operation, names: Mapping[Value, Value]) -> tuple[Hashable,
 
 
 def _in_loops(nest: Operation, names: Mapping[Value, Value], old: Value, new: Value) -> bool:
-    if nest.name not in LOOPS or any(op.name == "gpu.launch" for op in nest.walk()):  # threads come in any order
+    if nest.name not in LOOPS:
         return False
     found = [a for op in nest.walk() for a in accesses_of(op)]
     before = [a for a in found if names.get(a.buffer) is old]

@@ -6,9 +6,11 @@ example sizes: the arena over the most bytes that are needed at once, at the wor
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import gt
 
 from ir.dims import Dim
 from passes.memory._amounts import Amount, Amounts
@@ -21,6 +23,8 @@ _WORK = 6000
 """Most blocks that are placed in those rounds."""
 _GOOD = 1.02
 """The arena over the bound at which no other plan is looked for."""
+_POOR = 2.0
+"""The arena over the bound at which an order is given up, unless all are that bad."""
 
 
 @dataclass(eq=False)
@@ -102,21 +106,27 @@ class _Problem:
 
     def search(self) -> _Plan:
         """Some good orders first, then changes of the best one: what ended at the top goes to an earlier place."""
-        best: _Plan | None = None
-        for order in self._orders():
-            found = self.place(order)
-            if best is None or found.score < best.score:
-                best = found
-            if best.score[0] <= _GOOD:
-                return best
+        orders = self._orders()
+        best = self._best_of(orders, _POOR) or self._best_of(orders, math.inf)
         assert best is not None
         generator = random.Random(len(self.blocks))
         for _ in range(min(_ROUNDS, _WORK // max(1, len(self.blocks)))):
-            found = self.place(self._changed(best, generator))
-            if found.score <= best.score:
-                best = found
             if best.score[0] <= _GOOD:
                 break
+            found = self.place(self._changed(best, generator), best.score[0])
+            if found is not None and found.score <= best.score:
+                best = found
+        return best
+
+    def _best_of(self, orders: Sequence[list[int]], limit: float) -> _Plan | None:
+        """The best plan for some orders, or the first one that is good; None when all are over the limit."""
+        best: _Plan | None = None
+        for order in orders:
+            found = self.place(order, limit if best is None else best.score[0])
+            if found is not None and (best is None or found.score < best.score):
+                best = found
+                if best.score[0] <= _GOOD:
+                    break
         return best
 
     def _orders(self) -> list[list[int]]:
@@ -148,18 +158,24 @@ class _Problem:
         order.insert(generator.randint(0, place), moved)
         return order
 
-    def place(self, order: Sequence[int]) -> _Plan:
-        """Each block at the lowest offset that is free all the time that it is needed."""
+    def place(self, order: Sequence[int], limit: float = math.inf) -> _Plan | None:
+        """Each block at the lowest offset that is free all the time that it is needed.
+
+        None when the arena comes to more than ``limit`` over the bound: a poor order has the most to compare.
+        """
         zero = self.amounts.of(0)
         offsets = [zero] * len(self.blocks)
         ends = [zero] * len(self.blocks)
         placed = [False] * len(self.blocks)
+        most = [m * (limit + 1e-4) if m else math.inf for m in self.most]  # ratios are compared to four places
         for i in order:
             if self.sizes[i] is not zero:
                 taken = dict.fromkeys((offsets[j], ends[j]) for j in self.together[i] if placed[j])
                 offsets[i] = self._lowest(self.sizes[i], list(taken))
                 ends[i] = self.amounts.add(offsets[i], self.sizes[i])
                 placed[i] = True
+                if any(map(gt, ends[i].values, most)):
+                    return None
         heights = [max(at) for at in zip(*(e.values for e in ends), strict=True)]
         ratios = [h / m if m else 1.0 for h, m in zip(heights, self.most, strict=True)]
         return _Plan(self, list(order), offsets, ends, (round(max(ratios), 4), sum(ratios)))
