@@ -241,13 +241,16 @@ def check_on_device(runs: Baseline, program: OnDevice, interpreted: Collection[i
 def check_same_as_cpu(runs: Baseline, program: OnDevice) -> int:
     """The bits of a program on the device are those of machine code, and errors say the same; returns how many runs were compared.
 
-    Not for programs with kernels written by hand, which the CPU has no code for, and where tensor cores sum in their own order.
+    Not for programs with kernels written by hand, which the CPU has no code for, and where tensor cores sum in their own order.  Attention
+    on infinities and NaN is left out: those of keys that a row must not see reach it (0 * inf) when they stand in the same block, as they do in
+    the interpreter for all keys, and blocks are not the same on both.
     """
     if any(op.definition.dialect == "gpu" for op in runs.module.walk()) or any(op.name == "gpu.mma" for op in program.lowered.walk()):
         return 0
+    attends = any(op.name == "gpu.launch" and op.attributes.get("tag") == "attention" for op in program.lowered.walk())
     native = compile_checked(runs.module)
-    cases = list(runs.cases)
-    for name in entry_graphs(runs.module):
+    cases = [c for c in runs.cases if c.kind != "special" or not attends]
+    for name in entry_graphs(runs.module) if not attends else ():
         for sizes in size_choices(runs.module.graphs[name])[:1]:
             inputs = generate_inputs(runs.module, runs.module.graphs[name], sizes, "special", 0, 0)
             cases.append(Case(name, sizes, "special", inputs, []))
@@ -308,6 +311,8 @@ def wild_cases(module: Module, seed: int) -> list[Case]:
     """Runs with integers that are no index of anything, for which the interpreter fails; none where integers are just numbers."""
     found = []
     generator = np.random.default_rng(seed)
+    module = clone_module(module)
+    PassManager(load_pipeline("O1")).run(module)  # what nothing uses is gone
     for name in entry_graphs(module):
         graph = module.graphs[name]
         for sizes in size_choices(graph)[:1]:
