@@ -97,6 +97,10 @@ class Job:
         self._buffers.append(len(raw))
         return Place(len(self._buffers) - 1)
 
+    def garbage(self, size: int) -> Place:
+        """Memory of the device that nobody has written: NaN of every float type."""
+        return self.buffer((b"\xff\x7f" * (size // 2 + 1))[:size])
+
     def launch(self, name: str, grid: Sequence[int], threads: int, shared: int, arguments: Sequence[Place | int]) -> None:
         """Launches a kernel; without blocks it is left out."""
         if not all(grid):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,22 +50,24 @@ def compile_marked(text: str, pipeline: str) -> Compiled:
     return Compiled(module, graph, program, tuple(arrays[a.operation] for a in program.stored if a.operation is not None))
 
 
-def job_of(compiled: Compiled, inputs: Sequence[Array], reverse: bool = False) -> tuple[Job, list[TensorType]]:
+def job_of(
+    compiled: Compiled, inputs: Sequence[Array], reverse: bool = False, make: Callable[[str], Job] = Job
+) -> tuple[Job, list[TensorType]]:
     """A job that runs the program on these arrays; its outputs are the results, of these types, and then the parameters that it writes."""
     program, graph = compiled.program, compiled.graph
     names = bind_shapes(graph, [array_type(a, p) for a, p in zip(inputs, graph.parameters, strict=True)])
     plan = Plan.of(program, names)
     work = list(plan.all_work())
     results = [_tensor(substitute_type(a.type, names)) for a in program.results]
-    job = Job(program.source)
+    job = make(program.source)
     job.reverse(reverse)
     bases: dict[tuple[str, int], Memory] = {}
     for kind, arrays in (("parameter", inputs), ("stored", compiled.stored)):
         for n, array in enumerate(arrays):
             bases[kind, n] = job.buffer(np.ascontiguousarray(array))
     for n, type_ in enumerate(results):
-        bases["result", n] = job.buffer(_garbage(_bytes(type_)))
-    pieces = {start: job.buffer(_garbage(end - start)) for start, end in _pieces(program, plan.names, work)}
+        bases["result", n] = job.garbage(_bytes(type_))
+    pieces = {start: job.garbage(end - start) for start, end in _pieces(program, plan.names, work)}
     state = job.buffer(bytes(64))
 
     def memory(place: Place) -> Memory:
@@ -98,10 +100,6 @@ def _tensor(type_: Any) -> TensorType:
 
 def _bytes(type_: Any, names: Mapping[str, int] | None = None) -> int:
     return number(product([*type_.shape, type_.dtype.numpy.itemsize]), names or {})
-
-
-def _garbage(size: int) -> bytes:
-    return (b"\xff\x7f" * (size // 2 + 1))[:size]
 
 
 def _pieces(program: CudaProgram, names: Mapping[str, int], work: Sequence[Any]) -> list[tuple[int, int]]:
