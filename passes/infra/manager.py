@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from ir.weights import WeightSource
     from passes.infra.decisions import Decisions
     from passes.infra.verify_exec import KeptRuns
+
+
+_WORTH_FOLDING = 3
+"""Local passes that follow each other, at least: folding and unfolding take about as long as two of them for all nests."""
 
 
 class PassFault(Exception):
@@ -103,7 +108,7 @@ class PassManager:
         typed = False
         folds = self._marks_folds()
         for pass_, folded in zip(self.passes, folds, strict=True):
-            folded = folded or (self._folding is not None and (pass_.beside or pass_.is_idle(module)))
+            folded = folded or (self._folding is not None and (pass_.is_local() or pass_.beside or pass_.is_idle(module)))
             if not folded:
                 self._fold(module, False)
             if pass_.needs_types and not typed:
@@ -136,13 +141,16 @@ class PassManager:
             self._folding = None
 
     def _marks_folds(self) -> list[bool]:
-        """For every pass whether it sees one nest of every kind only: it is one of two local passes or more that follow each other."""
+        """For every pass whether it sees one nest of every kind only: it is one of several local passes that follow each other."""
         watch = self.instrumentation
         watched = watch.print_before or watch.print_after or watch.print_before_changed or watch.print_after_changed
         if not self.fold_twins or watched or watch.verify_each or watch.verify_exec:
             return [False] * len(self.passes)
-        local = [False, *(p.is_local() for p in self.passes), False]
-        return [here and (before or after) for before, here, after in zip(local, local[1:], local[2:], strict=False)]
+        folds: list[bool] = []
+        for local, run in itertools.groupby(p.is_local() for p in self.passes):
+            count = len(list(run))
+            folds += [local and count >= _WORTH_FOLDING] * count
+        return folds
 
     def _fold(self, module: Module, folded: bool) -> None:
         if folded and self._folding is None:

@@ -190,5 +190,5 @@ def test_folded_while_others_have_nothing_to_do(tag, folds, monkeypatch):
     pack = next(n for n, t in enumerate(texts) if t.startswith("pack{"))
     module = load(LAYERS)
     PassManager(load_pipeline(",".join(texts[: pack - 3]))).run(module)
-    both_ways(module, ",".join([*texts[pack - 3 : pack], f'pack{{loop="{tag}", stored_only=false, rows=32}}', *texts[pack + 1 : pack + 4]]))
+    both_ways(module, ",".join([*texts[pack - 3 : pack], f'pack{{loop="{tag}", stored_only=false, rows=32}}', *texts[pack + 1 : pack + 5]]))
     assert len(count) == 2 * folds  # with copies, and with stand-ins
