@@ -81,6 +81,8 @@ _CUDA = (
     "widen-sums",
     # each nest becomes a kernel: the special forms first, then what is left, in the end a kernel of one thread
     "map-products$products",
+    # what a row of a product is made of is computed by its kernel
+    "fuse-into-launches",
     "map-rows",
     "map-sorts",
     "map-elements",

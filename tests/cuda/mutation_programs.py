@@ -95,6 +95,13 @@ def _digits() -> Iterator[Subject]:
     """Products with packed weights: one row, a few, and many."""
     for format_ in FORMATS:
         yield Subject(f"digits-{format_}", product_text(format_, 37, 160, 2), ({"S": 1}, {"S": 7}, {"S": 69}), below=60)
+    text = graph(
+        "%x: f32[S, 160], %w: f32[160], %p: u8[2, 5, 640]", "f32[S, 197]",
+        "%u = exp(%x)", "%a = rmsnorm(%u, weight=%w)", "%d, %s, %t = split_digits(%a)", "%y = digit_linear(%d, %s, %t, %p, rows=37)",
+        "%c = concat(%y, %u, axis=1)",
+    )  # fmt: skip
+    spare = (("gpu.barrier", "k_main_a", "each thread reads again what it has stored itself"),)
+    yield Subject("digits-norm", text, ({"S": 1}, {"S": 3}, {"S": 69}), below=60, spare=spare)
 
 
 _ALL_SEEN = tuple(("is_seen", k, "without a length every block of threads sees a key") for k in ("k_main_o", "k_main_o_blocks"))
