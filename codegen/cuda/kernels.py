@@ -19,7 +19,7 @@ from codegen.llvm.polynomials import constant
 from dialects.gpu.launch import captured_values
 from ir.core import Operation, Value
 from ir.diagnostics import Diagnostic, GraphError
-from ir.dims import Dim, DimExpr, product
+from ir.dims import Dim, DimExpr, DimFunction, dim_max, product
 from ir.dims import symbol as dim_symbol
 from ir.layout import AccessArg, RangeArg, layout_of
 from ir.types import MemRefType, index
@@ -214,7 +214,15 @@ def fold(sizes: Sequence[Dim]) -> tuple[Dim, Dim, Dim]:
     if _has_axes(sizes):
         padded = [*sizes, 1, 1]
         return padded[0], padded[1], padded[2]
-    return product(sizes), 1, 1
+    return product(dim_max(0, s) if _may_be_negative(s) else s for s in sizes), 1, 1  # two of them must not make blocks
+
+
+def _may_be_negative(size: Dim) -> bool:
+    """Whether an expression of sizes, which are 0 or more, might be less."""
+    if not isinstance(size, DimExpr):
+        return isinstance(size, int) and size < 0
+    arguments = (a for monomial, _ in size.terms for f in monomial if isinstance(f, DimFunction) and f.kind != "mod" for a in f.args)
+    return any(c < 0 for _, c in size.terms) or any(map(_may_be_negative, arguments))
 
 
 def _has_axes(sizes: Sequence[Dim]) -> bool:

@@ -21,9 +21,12 @@ from codegen.cuda.module import (
     holds,
     number,
 )
-from ir.diagnostics import AnyLocation, GraphError
+from ir.diagnostics import AnyLocation, Diagnostic, GraphError
 from ir.dims import Dim
 from ir.types import TensorType, substitute_type
+
+MOST_BLOCKS = ((1 << 31) - 1, 65535, 65535)
+"""Blocks along each axis of a grid; kernels count with it."""
 
 LISTED = 1 << 16
 """Steps that are kept as a list; longer programs (loops of many rounds) are walked anew in each run."""
@@ -128,6 +131,10 @@ def _single(step: LaunchStep | CopyStep | AssertStep | PrintStep, names: Mapping
     if isinstance(step, LaunchStep):
         x, y, z = (number(n, names) for n in step.grid)
         if x > 0 and y > 0 and z > 0:
+            if x > MOST_BLOCKS[0] or y > MOST_BLOCKS[1] or z > MOST_BLOCKS[2]:
+                most = " x ".join(map(str, MOST_BLOCKS))
+                message = f"kernel {step.kernel}: a grid of {x} x {y} x {z} blocks is too large, the limit is {most}"
+                raise GraphError(Diagnostic(message, step.location))
             yield Launch(step.kernel, (x, y, z), tuple(_argument(a, names) for a in step.arguments), step.location)
     elif isinstance(step, CopyStep):
         size = number(step.size, names)

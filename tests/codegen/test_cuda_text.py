@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from codegen.cuda.emit import emit_program
+from codegen.cuda.kernels import fold
 from codegen.cuda.module import BufferRef, CopyStep, CudaProgram, IfStep, LaunchStep, LoopStep
 from codegen.cuda.names import comment, identifier, kernel_identifier
 from ir.core import Module
 from ir.diagnostics import GraphError
-from ir.dims import ceildiv, symbol
+from ir.dims import ceildiv, dim_max, product, symbol
 from tests import cuda_math_header
 from tests.checks import load
 
@@ -197,6 +198,14 @@ graph @main(%x: f32[N, 4]) -> (f32[N, 4], f32[N, 4]) {
     assert isinstance(choice, IfStep) and isinstance(choice.then[0], LaunchStep) and choice.then[0].grid[0] == ceildiv(symbol("N"), 32)
     assert isinstance(copy, CopyStep) and (copy.source, copy.target) == (BufferRef("result", 0), BufferRef("result", 1))
     assert "const float *__restrict__ A" in program.source and program.arena_bytes == 0
+
+
+def test_ranges_that_are_empty_make_no_blocks() -> None:
+    n, m = symbol("N"), symbol("M")
+    for sizes in ((n - 4, m - 3), (n, ceildiv(m - 9, 8)), (-1, m - 3)):
+        assert fold(sizes) == (product([dim_max(0, s) if s != n else s for s in sizes]), 1, 1)
+    assert fold((n, ceildiv(m, 8))) == (n * ceildiv(m, 8), 1, 1)
+    assert fold((-1, -1)) == (-1, -1, 1)
 
 
 def test_checks_end_a_thread() -> None:
