@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,12 +49,19 @@ def empty(shape: Sequence[int], dtype: Any = np.float32, device: str = "cuda") -
     """A new array in a device's memory, with any contents, of a numpy dtype or the name of an element type ("bf16")."""
     from ir.types import DTYPES, dtype_from_numpy, tensor_shape
 
+    try:
+        sizes = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise GraphError(Diagnostic(f"shape: expected integers, found {shape!r}")) from None
     found = DTYPES.get(dtype) if isinstance(dtype, str) else None
     if found is None:
-        found = dtype_from_numpy(np.dtype(dtype))
-    if found is None or (found.is_block and not shape):
+        try:
+            found = dtype_from_numpy(np.dtype(dtype))
+        except TypeError as error:
+            raise GraphError(Diagnostic(f"dtype: {error}")) from None
+    if found is None or (found.is_block and not sizes):
         raise GraphError(Diagnostic(f"arrays of {dtype if isinstance(dtype, str) else np.dtype(dtype)} are not supported"))
-    return device_arrays.empty(open_device(device), TensorType(found, tensor_shape(found, tuple(int(n) for n in shape))))
+    return device_arrays.empty(open_device(device), TensorType(found, tensor_shape(found, sizes)))
 
 
 class CudaExecutable(Executable):
@@ -145,16 +153,22 @@ class DeferredCudaExecutable(DeferredExecutable):
 
 def stream_handle(stream: Any) -> int:
     """The handle of a stream of torch, cupy, pycuda, cuda-core, or the handle itself.  Raises GraphError for anything else."""
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        return stream
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        return int((protocol() if callable(protocol) else protocol)[1])
-    for name in ("cuda_stream", "ptr", "handle"):
-        handle = getattr(stream, name, None)
-        if isinstance(handle, int):
-            return handle
-    raise GraphError(Diagnostic(f"stream: expected a stream, or its handle, found {type(stream).__name__}"))
+    handle: Any = None
+    if isinstance(stream, int):
+        handle = None if isinstance(stream, bool) else stream
+    elif hasattr(stream, "__cuda_stream__"):
+        protocol = stream.__cuda_stream__
+        try:
+            handle = int((protocol() if callable(protocol) else protocol)[1])
+        except Exception as error:  # it is the code of another library
+            raise GraphError(Diagnostic(f"stream: its __cuda_stream__ is not understood: {error}")) from None
+    else:
+        handle = next((h for n in ("cuda_stream", "ptr", "handle") if isinstance(h := getattr(stream, n, None), int)), None)
+    if handle is None:
+        raise GraphError(Diagnostic(f"stream: expected a stream, or its handle, found {type(stream).__name__}"))
+    if not 0 <= handle < 1 << 64:
+        raise GraphError(Diagnostic(f"stream: {handle} is no handle of a stream"))
+    return int(handle)
 
 
 def compile_cuda(module: Module, graph: Graph, sources: Mapping[str, WeightSource], device: Device, begun: LoadTime | None = None) -> CudaExecutable:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LEGACY, PER_THREAD = 1, 2
 """Handles of the default streams, in CUDA's interfaces between libraries."""
+_ADDRESSES = 1 << 63
+"""There are not so many."""
 
 
 _kinds: dict[tuple[int, TensorType], int] = {}
@@ -75,6 +77,9 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"DeviceArray({self._type}, {self.device.name})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an array of a device can't be pickled or copied by the module copy: numpy() is a copy on the host")
 
     # -- copies --------------------------------------------------------------------------------------------------------
 
@@ -161,7 +166,10 @@ def zeros(device: Device, type_: TensorType) -> DeviceArray:
 
 def to_device(device: Device, array: Any) -> DeviceArray:
     """A copy of an array in a device's memory.  Raises GraphError for what is no array, or of an element type that we don't have."""
-    given = np.asarray(array)
+    try:
+        given = np.asarray(array)
+    except ValueError as error:
+        raise GraphError(Diagnostic(f"this is no array: {error}")) from None
     dtype = dtype_from_numpy(given.dtype)
     if dtype is None or (dtype.is_block and not given.ndim):
         raise GraphError(Diagnostic(f"arrays of {given.dtype} are not supported"))
@@ -233,17 +241,20 @@ def _from_interface(value: Any, device: Device, stream: int, name: str, location
         typestr, (address, read_only) = str(interface["typestr"]), interface["data"]
         given = np.dtype(typestr)
         dtype = dtype_from_numpy(given) if given.isnative else None
-        strides = interface.get("strides")
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        given_strides, theirs = interface.get("strides"), interface.get("stream")
+        strides = None if given_strides is None else tuple(int(s) for s in given_strides)
+        theirs = None if theirs is None else int(theirs)
+        if strides is not None and len(strides) != len(shape):
+            raise ValueError(f"it has {len(shape)} dimensions, but {len(strides)} strides")
+    except Exception as error:  # it is the code of another library
         raise GraphError(Diagnostic(f"%{name}: its __cuda_array_interface__ is not understood: {error}", location)) from None
     if dtype is None or dtype.is_block:
         raise GraphError(Diagnostic(f"%{name}: arrays of {typestr} are not supported", location))
     if strides is not None:
-        _check_strides(shape, tuple(int(s) // dtype.itemsize for s in strides), name, location)
-    theirs = interface.get("stream")
+        _check_strides(shape, tuple(s // dtype.itemsize for s in strides), name, location)
     own = (device.stream, LEGACY) if stream in (device.stream, 0, LEGACY) else (device.stream, stream)  # our stream and the default one wait
-    if theirs is not None and int(theirs) not in own:
-        _wait_for(device, int(theirs), stream)
+    if theirs is not None and theirs not in own:
+        _wait_for(device, theirs, stream)
     return Seen(int(address or 0), shape, dtype, not read_only, value)
 
 
@@ -257,7 +268,10 @@ def _wait_for(device: Device, theirs: int, stream: int) -> None:
 
 
 def _from_dlpack(value: Any, device: Device, stream: int, name: str, location: AnyLocation | None) -> Seen:
-    kind, number = (int(n) for n in value.__dlpack_device__())
+    try:
+        kind, number = (int(n) for n in value.__dlpack_device__())
+    except Exception as error:  # it is the code of another library, here and below
+        raise GraphError(Diagnostic(f"%{name}: its __dlpack_device__ is not understood: {error}", location)) from None
     if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) or not hasattr(value, "__dlpack__"):
         what = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
         hint = "pass a numpy array (of torch: x.numpy()), or an array on the device (x.cuda(), graph_opt.cuda.to_device(x))"
@@ -266,7 +280,7 @@ def _from_dlpack(value: Any, device: Device, stream: int, name: str, location: A
         raise GraphError(Diagnostic(f"%{name}: the array is on device {number}, the program on {device.name}", location))
     try:
         imported = dlpack.Imported(value.__dlpack__(stream=stream or LEGACY))
-    except (BufferError, ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+    except Exception as error:
         raise GraphError(Diagnostic(f"%{name}: the array isn't handed over: {error}", location)) from None
     if imported.dtype is None:
         raise GraphError(Diagnostic(f"%{name}: arrays of {imported.dtype_text} are not supported", location))
@@ -286,11 +300,16 @@ def _check_strides(shape: Sequence[int], strides: Sequence[int], name: str, loca
 
 
 def _check_place(seen: Seen, device: Device, name: str, location: AnyLocation | None) -> None:
+    if any(n < 0 for n in seen.shape):
+        raise GraphError(Diagnostic(f"%{name}: a dimension of its shape is negative: {seen.shape}", location))
     if 0 in seen.shape:
         return
     number = device.driver.device_of(seen.address)
     if number is None:
         raise GraphError(Diagnostic(f"%{name}: the array's address is not in a CUDA device's memory", location))
+    last = seen.address + math.prod(seen.shape) * seen.dtype.numpy.itemsize - 1
+    if last >= _ADDRESSES or device.driver.device_of(last) != number:
+        raise GraphError(Diagnostic(f"%{name}: the array of shape {seen.shape} goes on behind the device's memory", location))
     if number != device.driver.number:
         raise GraphError(Diagnostic(f"%{name}: the array is on device {number}, the program on {device.name}", location))
 

@@ -99,6 +99,8 @@ def test_the_words_of_machine_code(layer: tuple[graph_opt.Executable, CudaExecut
         native, kernels = (said(p, *args, **options) for p in layer)
         assert native == kernels
     assert "stream: expected a stream, or its handle, found str" in said(layer[1], x, w, b, stream="text")
+    assert "stream: -1 is no handle of a stream" in said(layer[1], x, w, b, stream=-1)
+    assert "stream: its __cuda_stream__ is not understood" in said(layer[1], x, w, b, stream=SimpleNamespace(__cuda_stream__=()))
     assert "%w is f32[8, 16], but the array is i64[3]" in said(layer[1], to_device(x, DEVICE), to_device(np.arange(3), DEVICE), b)
 
 
