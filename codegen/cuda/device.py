@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from codegen.cuda.driver import Driver, DriverError
-from codegen.cuda.drivers import forked_error, is_forked, open_driver
+from codegen.cuda.drivers import open_driver, refuse_forked
 from ir.diagnostics import Diagnostic, GraphError
 
 SMALL = 1 << 20
@@ -68,8 +68,7 @@ class Device:
 
     def begin(self) -> int:
         """Makes the context current, for the driver's ``leave``.  Raises GraphError in a process that was forked."""
-        if is_forked():
-            raise forked_error()
+        refuse_forked()
         return self.driver.enter()
 
     def __enter__(self) -> Device:

@@ -40,9 +40,9 @@ def open_driver(device: str) -> Driver:
     Raises GraphError for a name that is none and for a device that isn't there or can't run our kernels, MissingPackage where the driver
     or a package for it is missing.
     """
+    if not is_cuda(device):
+        raise GraphError(Diagnostic(f"there is no device '{device}'", hint=did_you_mean(str(device), ["cuda", "cuda:0", EMULATED])))
     found = _NAME.fullmatch(device)
-    if found is None and device != EMULATED:
-        raise GraphError(Diagnostic(f"there is no device '{device}'", hint=did_you_mean(device, ["cuda", "cuda:0", EMULATED])))
     key = (EMULATED, 0) if found is None else ("cuda", int(found[1] or 0))
     with _lock:
         if _forked:
@@ -58,9 +58,10 @@ def forked_error() -> GraphError:
     return GraphError(Diagnostic(message, hint="use it in the child only, or start processes with multiprocessing.get_context('spawn')"))
 
 
-def is_forked() -> bool:
-    """Whether this process was forked from one that had opened a device."""
-    return _forked
+def refuse_forked() -> None:
+    """Raises GraphError in a process that was forked from one that had opened a device."""
+    if _forked:
+        raise forked_error()
 
 
 def _after_fork() -> None:

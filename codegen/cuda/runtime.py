@@ -23,7 +23,7 @@ from codegen.cuda.arrays import DeviceArray, Seen, ghost, is_device_array, see
 from codegen.cuda.calls import PARAMETER_ALIGNMENT, Call, Captured, Layout, pattern, plain, put
 from codegen.cuda.device import Block, Device
 from codegen.cuda.driver import STATIC_SHARED, DriverError, Packed
-from codegen.cuda.drivers import load_error
+from codegen.cuda.drivers import load_error, refuse_forked
 from codegen.cuda.module import ARENA_ALIGNMENT, CudaProgram
 from codegen.cuda.plan import Copy, Fail, Launch, Place, Plan, Print, Work
 from codegen.runtime.arguments import check_written_buffers
@@ -124,6 +124,7 @@ class Engine:
 
         Raises GraphError for arrays that don't fit, and for values that an operation can't handle.
         """
+        refuse_forked()  # before the lock, which another thread may have had
         at = self.device.stream if stream is None else stream
         with self._lock, self.device:
             return self._run(self._call_for(args, out, at), args, out, at)
@@ -134,6 +135,7 @@ class Engine:
         if known is None:
             return None
         key = tuple(known) if out is None else (*known, "out")
+        refuse_forked()
         with self._lock:
             call = self._calls.get(key)
             if call is None or call.checked:
@@ -181,6 +183,7 @@ class Engine:
         names = [(p.name, p.loc) for p in graph.parameters]
         given = self._seen(args, names, stream)
         outputs = None if out is None else self._seen(out, [(f"{v.name}", v.location) for v in graph.results], stream)
+        self._refuse_read_only(given, outputs)
         everything = given if outputs is None else [*given, *outputs]
         values = args if out is None else [*args, *out]
         key = (*(_key(v, s) for v, s in zip(values, everything, strict=True)), *(("out",) if out is not None else ()))
@@ -201,6 +204,17 @@ class Engine:
         """Arrays of the device; None for those of the host."""
         pairs = zip(values, names, strict=True)
         return [see(v, self.device, stream, name, loc) if is_device_array(v) else None for v, (name, loc) in pairs]
+
+    def _refuse_read_only(self, given: Sequence[Seen | None], outputs: Sequence[Seen | None] | None) -> None:
+        """Arrays of other libraries may say that nobody may write them."""
+        for n in self._updated:
+            if (seen := given[n]) is not None and not seen.writeable:
+                parameter = self.graph.parameters[n]
+                what = "is inout" if parameter.inout else "is written"
+                raise GraphError(Diagnostic(f"%{parameter.name} {what}, but the array is read-only", parameter.loc))
+        for value, seen in zip(self.graph.results, outputs or (), strict=False):
+            if seen is not None and not seen.writeable:
+                raise GraphError(Diagnostic(f"out: the array for %{value.name} is read-only", value.location))
 
     def _rechecked(self, call: Call, ghosts: list[NDArray[Any]], out: Sequence[Any] | None, outputs: list[Seen | None] | None) -> Call:
         check_updatable(self.graph, ghosts)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +35,7 @@ from codegen.cuda.module import (
 )
 from codegen.cuda.runtime import Engine
 from codegen.llvm.native import Argument, Site
+from graph_opt import cuda
 from ir.diagnostics import GraphError
 from ir.dims import Dim, ceildiv, symbol
 from ir.inference import infer_module
@@ -380,6 +383,40 @@ def test_results_that_do_not_fit() -> None:
     refused(r"out: %y is f32\[4\], but the array is f32\[5\]", run, [x], [empty(device(), TensorType(f32, (5,)))])
 
 
+def test_arrays_of_others_that_lie() -> None:
+    run = engine(TIMES, TWICE)
+    x = to_device(device(), np.arange(8, dtype=np.float32))
+    for wrong in ({"strides": (4, 4)}, {"strides": "x"}, {"stream": "x"}, {"data": None}, {"typestr": "zz"}):
+        refused("%x: its __cuda_array_interface__ is not understood", run, [Other(x, **wrong)])
+    refused("%x: a dimension of its shape is negative", run, [Other(x, shape=(-1,))])
+    for rows in (1 << 40, 1 << 62, 1 << 80):
+        refused("goes on behind the device's memory", run, [Other(x, shape=(rows,))])
+
+    class Wrong(Capsule):
+        def __dlpack_device__(self) -> Any:
+            return None
+
+        def __dlpack__(self, stream: int | None = None) -> Any:
+            raise KeyError("of theirs")
+
+    refused("%x: its __dlpack_device__ is not understood", run, [Wrong(x)])
+    Wrong.__dlpack_device__ = Capsule.__dlpack_device__  # type: ignore[method-assign]
+    refused("%x: the array isn't handed over: 'of theirs'", run, [Wrong(x, dlpack.CUDA)])
+
+
+def test_arrays_of_others_that_nobody_may_write() -> None:
+    x = to_device(device(), np.arange(8, dtype=np.float32))
+    run = engine(TIMES, TWICE)
+    shown = Other(x, data=(x.address, True))
+    for _ in range(2):
+        run.call([shown], [Other(x)])
+        refused("out: the array for %y is read-only", run, [shown], [shown])
+        refused("out: the array for %y is read-only", run, [np.ones(8, np.float32)], [shown])
+    run = engine("graph @main(%x: f32[N] inout, %y: f32[N]) { return }", LaunchStep("add", blocks(N), (parameter(0), parameter(1), N)))
+    run.call([Other(x), np.ones(8, np.float32)])
+    refused("%x is inout, but the array is read-only", run, [shown, np.ones(8, np.float32)])
+
+
 def test_updates_that_share_memory() -> None:
     run = engine("graph @main(%x: f32[N] inout, %y: f32[N] inout) { return }", LaunchStep("add", blocks(N), (parameter(0), parameter(1), N)))
     x = to_device(device(), np.arange(8, dtype=np.float32))
@@ -407,6 +444,11 @@ def test_a_kernel_that_is_not_there() -> None:
 def test_too_much_shared_memory() -> None:
     with pytest.raises(GraphError, match=r"kernel scale needs 240000 bytes of shared memory, a block of .* has \d+"):
         engine_with(Kernel("scale", "", (), 1, shared_bytes=240000))
+
+
+def test_a_grid_that_is_too_large() -> None:
+    run = engine(TIMES, LaunchStep("scale", (N * (1 << 30), 1, 1), (parameter(0), result(0), N, 2)), kernels=("scale",))
+    refused("kernel scale: a grid of 4294967296 x 1 x 1 blocks is too large, the limit is 2147483647 x 65535 x 65535", run, [floats(1, 2, 3, 4)])
 
 
 def engine_with(kernel: Kernel) -> Engine:
@@ -583,10 +625,21 @@ def test_a_forked_child_is_told() -> None:
     run = engine(TIMES, TWICE)
     x = to_device(device(), floats(1))
     read, write = os.pipe()
+    held, done = threading.Event(), threading.Event()
+
+    def call_in_another_thread() -> None:
+        with run._lock:
+            held.set()
+            done.wait()
+
+    other = threading.Thread(target=call_in_another_thread)
+    other.start()
+    held.wait()
     child = os.fork()
     if not child:
+        signal.alarm(30)
         text = ""
-        for attempt in (lambda: run.call([floats(1)]), x.numpy, lambda: open_device(NAME)):
+        for attempt in (lambda: run.call([floats(1)]), lambda: run.quick([x]), x.numpy, lambda: open_device(NAME)):
             try:
                 attempt()
             except GraphError as error:
@@ -595,9 +648,11 @@ def test_a_forked_child_is_told() -> None:
         os._exit(0)
     os.close(write)
     os.waitpid(child, 0)
+    done.set()
+    other.join()
     with os.fdopen(read) as file:
         text = file.read()
-    assert text.count("CUDA was used before this process was forked") == 3 and "spawn" in text
+    assert text.count("CUDA was used before this process was forked") == 4 and "spawn" in text
 
 
 # -- for other libraries -----------------------------------------------------------------------------------------------
@@ -648,4 +703,14 @@ def test_device_arrays() -> None:
         x.copy_from(np.zeros((3, 2), np.int64))
     with pytest.raises(GraphError, match="not supported"):
         to_device(device(), np.array("x"))
+    with pytest.raises(GraphError, match="this is no array"):
+        to_device(device(), [[1], [1, 2]])
+    with pytest.raises(TypeError, match="can't be pickled"):
+        copy.deepcopy(x)
+    for shape, dtype, message in (("ab", "f32", "expected integers"), (3, "f32", "expected integers"), ((3,), "junk", "dtype: data type 'junk'")):
+        with pytest.raises(GraphError, match=message):
+            cuda.empty(shape, dtype, NAME)  # type: ignore[arg-type]
+    for name in (None, 5, "cudax"):
+        with pytest.raises(GraphError, match="there is no device"):
+            open_device(name)  # type: ignore[arg-type]
     assert ctypes.sizeof(ctypes.c_void_p) == 8
