@@ -3,7 +3,9 @@
     python -m bench.gpu [--device cuda] [--part rows,products,mlp,launch,decode] [--match TEXT] [--quick]
 
 Results are compared before anything is timed.  Reports are written to ``--out`` after every line: gpu.md, gpu.json, and gpu-paragraph.md for
-docs/performance.md.  Ends with 1 where a result is wrong, something broke, or there is no card; what is wanted and missed is only reported.
+docs/performance.md (``--name`` is another name than gpu).
+
+Ends with 1 where a result is wrong, something broke, or there is no card; what is wanted and missed is only reported.
 ``--device cuda-emulated --tiny`` runs everything in tiny sizes beside numpy, and tells no times.
 """
 
@@ -39,6 +41,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--match", default="", help="only work whose name has this in it")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK.rounds} rounds of {QUICK.seconds * 1e3:g} ms")
     parser.add_argument("--no-torch", action="store_true", help="without torch")
+    parser.add_argument("--name", default="gpu", help="of the reports; default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder for the reports; default: %(default)s")
     return parser.parse_args(words)
 
@@ -71,12 +74,12 @@ def todo(bench: Bench, options: argparse.Namespace) -> list[tuple[list[Row], Cal
     return found
 
 
-def write(run: report.Run, folder: Path) -> None:
+def write(run: report.Run, folder: Path, name: str) -> None:
     """All three reports."""
-    (folder / "gpu.md").write_text(report.text(run), encoding="utf-8")
-    (folder / "gpu.json").write_text(report.as_json(run), encoding="utf-8")
+    (folder / f"{name}.md").write_text(report.text(run), encoding="utf-8")
+    (folder / f"{name}.json").write_text(report.as_json(run), encoding="utf-8")
     if not run.emulated:
-        (folder / "gpu-paragraph.md").write_text(report.paragraph(run), encoding="utf-8")
+        (folder / f"{name}-paragraph.md").write_text(report.paragraph(run), encoding="utf-8")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -102,11 +105,12 @@ def main(words: Sequence[str] | None = None) -> int:
         bench.run(rows[0], fill)
         run.rows += rows
         run.after = {} if bench.emulated else card.state(number)
-        write(run, options.out)
+        write(run, options.out, options.name)
         for row in rows:
             tell(row, bench.emulated)
     print(f"\n{report.text(run)}")
-    print(f"{options.out}/gpu.*" if bench.emulated else f"{time.perf_counter() - start:.0f} s; {options.out}/gpu.*")
+    where = f"{options.out}/{options.name}.*"
+    print(where if bench.emulated else f"{time.perf_counter() - start:.0f} s; {where}")
     if run.failed or not run.rows:
         print(f"{len(run.failed)} of {len(run.rows)} are wrong or broken: {', '.join(r.name for r in run.failed)}")
         return 1

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import graph_opt
 from interop.llama import import_llama
 from passes.infra.verify_exec import same_bits
+from tests.cuda.device import DEVICE
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
 
@@ -52,7 +53,7 @@ def compare_with_machine_code() -> None:
             path = Path(folder) / "model.gguf"
             module = graph_opt.parse(import_llama(write(path, case)))
             native = graph_opt.compile(module, files={"model": path})
-            kernels = graph_opt.compile(module, files={"model": path}, device="cuda-emulated")
+            kernels = graph_opt.compile(module, files={"model": path}, device=DEVICE)
             for pieces in PIECES:
                 want, found = steps(native, case, pieces), steps(kernels, case, pieces)
                 wrong = [n for n, (a, b) in enumerate(zip(want, found, strict=True)) if not same_bits(a, b)]
