@@ -11,8 +11,10 @@ All calls but the constructor want the driver's context to be current in the cal
 from __future__ import annotations
 
 import ctypes
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,6 +22,9 @@ from ir.diagnostics import Diagnostic, GraphError
 
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory that a kernel may have without asking; more is asked for with :meth:`Driver.allow_shared`."""
+
+BUILDERS = 8
+"""Compilers that run at the same time, at most; each takes some 160 MB."""
 
 
 class DriverError(GraphError):
@@ -109,6 +114,17 @@ class Driver(ABC):
         from codegen.cuda.toolchain import compile_cubin
 
         return compile_cubin(source, target_of_device(self.properties.capability)).image
+
+    def build_all(self, sources: Sequence[str]) -> list[bytes]:
+        """What :meth:`build` makes of several texts, by compilers that run at the same time."""
+        if len(sources) < 2:
+            return [self.build(s) for s in sources]
+        with ThreadPoolExecutor(len(sources)) as pool:  # they wait for processes
+            return list(pool.map(self.build, sources))
+
+    def builders(self) -> int:
+        """How many compilers may run at the same time."""
+        return min(BUILDERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
     @abstractmethod
     def load_module(self, image: bytes) -> int:

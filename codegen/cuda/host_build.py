@@ -95,22 +95,23 @@ def build_program(source: str, sanitize: Sanitizer) -> Path:
 def _build(source: str, kind: Literal["library", "program"], sanitize: Sanitizer) -> Path:
     key = (hashlib.sha256(source.encode()).hexdigest(), kind, sanitize)
     with _lock:
-        if key not in _built:
-            folder = Path(tempfile.mkdtemp(dir=_folder()))
-            text = folder / "kernels.cu"
-            registered = "".join(f"GO_REGISTER({name})\n" for name in kernel_names(source))
-            text.write_text(f"{source}\n#include \"graph_opt_device.h\"\n{registered}", encoding="utf-8")
-            kernels = folder / "kernels.o"
-            _call(*_KERNELS, *_instructions(), *_COMMON, *_SANITIZE[sanitize], "-c", str(text), "-o", str(kernels))
-            parts = [kernels, _part("graph_opt_host.cc", sanitize)]
-            result = folder / kind
-            if kind == "program":
-                parts.append(_part("graph_opt_host_main.cc", ""))
-            how = ("-shared", "-Wl,-Bsymbolic") if kind == "library" else ()
-            _call(*how, *_SANITIZE[sanitize], *map(str, parts), "-lm", "-o", str(result))
-            kernels.unlink()
-            _built[key] = result
-        return _built[key]
+        if key in _built:
+            return _built[key]
+        folder = Path(tempfile.mkdtemp(dir=_folder()))
+        parts = [_part("graph_opt_host.cc", sanitize)]
+        if kind == "program":
+            parts.append(_part("graph_opt_host_main.cc", ""))
+    text = folder / "kernels.cu"
+    registered = "".join(f"GO_REGISTER({name})\n" for name in kernel_names(source))
+    text.write_text(f"{source}\n#include \"graph_opt_device.h\"\n{registered}", encoding="utf-8")
+    kernels = folder / "kernels.o"
+    _call(*_KERNELS, *_instructions(), *_COMMON, *_SANITIZE[sanitize], "-c", str(text), "-o", str(kernels))
+    result = folder / kind
+    how = ("-shared", "-Wl,-Bsymbolic") if kind == "library" else ()
+    _call(*how, *_SANITIZE[sanitize], *map(str, (kernels, *parts)), "-lm", "-o", str(result))
+    kernels.unlink()
+    with _lock:
+        return _built.setdefault(key, result)
 
 
 def _part(name: str, sanitize: Sanitizer) -> Path:

@@ -24,7 +24,8 @@ from codegen.cuda.calls import PARAMETER_ALIGNMENT, Call, Captured, Layout, patt
 from codegen.cuda.device import Block, Device
 from codegen.cuda.driver import STATIC_SHARED, DriverError, Packed
 from codegen.cuda.drivers import load_error, refuse_forked
-from codegen.cuda.module import ARENA_ALIGNMENT, CudaProgram
+from codegen.cuda.module import ARENA_ALIGNMENT, CudaProgram, Kernel
+from codegen.cuda.parts import parts_of
 from codegen.cuda.plan import Copy, Fail, Launch, Place, Plan, Print, Work
 from codegen.runtime.arguments import check_written_buffers
 from codegen.runtime.facts import Facts
@@ -82,24 +83,29 @@ class Engine:
         driver, program = self.device.driver, self.program
         self._functions: dict[str, tuple[int, int, int]] = {}
         if program.kernels:
-            image = driver.build(program.source)
-            try:
-                module = driver.load_module(image)
-            except DriverError as error:
-                raise load_error(error, driver) from None
-            self._gone.append(("module", module))
-            for kernel in program.kernels:
-                if kernel.shared_bytes > driver.properties.shared:
-                    message = f"kernel {kernel.name} needs {kernel.shared_bytes} bytes of shared memory, a block of {driver.properties.name} has"
-                    raise GraphError(Diagnostic(f"{message} {driver.properties.shared}", self.graph.loc))
-                function = driver.function(module, kernel.name)
-                if kernel.shared_bytes > STATIC_SHARED:
-                    driver.allow_shared(function, kernel.shared_bytes)
-                self._functions[kernel.name] = (function, kernel.threads, kernel.shared_bytes)
+            parts = parts_of(program, driver.builders())
+            for image, (_, kernels) in zip(driver.build_all([source for source, _ in parts]), parts, strict=True):
+                self._load_kernels(image, kernels)
         self._state = self.device.allocate(STATE_BYTES)
         self._event = driver.new_event()
         self._host_state = driver.allocate_host(STATE_BYTES)
         self._gone += [("event", self._event), ("host", self._host_state)]
+
+    def _load_kernels(self, image: bytes, kernels: Sequence[Kernel]) -> None:
+        driver = self.device.driver
+        try:
+            module = driver.load_module(image)
+        except DriverError as error:
+            raise load_error(error, driver) from None
+        self._gone.append(("module", module))
+        for kernel in kernels:
+            if kernel.shared_bytes > driver.properties.shared:
+                message = f"kernel {kernel.name} needs {kernel.shared_bytes} bytes of shared memory, a block of {driver.properties.name} has"
+                raise GraphError(Diagnostic(f"{message} {driver.properties.shared}", self.graph.loc))
+            function = driver.function(module, kernel.name)
+            if kernel.shared_bytes > STATIC_SHARED:
+                driver.allow_shared(function, kernel.shared_bytes)
+            self._functions[kernel.name] = (function, kernel.threads, kernel.shared_bytes)
 
     def _upload(self, stored: Sequence[NDArray[Any]]) -> None:
         """Weights side by side in one piece of memory."""
