@@ -22,8 +22,9 @@ from codegen.cuda.emit import HEADER, emit_program
 from codegen.cuda.host_build import Sanitizer
 from codegen.cuda.module import CudaProgram, IfStep, Kernel, LaunchStep, LoopStep, Step
 from codegen.cuda.runtime import Engine
-from graph_opt.cuda import CudaExecutable, _Stored, open_device
+from graph_opt.cuda import CudaExecutable, open_device
 from graph_opt.kept import POISON
+from graph_opt.load_time import Stored
 from ir.clone import clone_module
 from ir.core import Graph, Module
 from ir.diagnostics import GraphError
@@ -114,11 +115,11 @@ class OnDevice:
         return CudaExecutable(self.lowered, graph, engine)
 
 
-class _Together(_Stored):
+class _Together(Stored):
     """What programs have before they run, with the kernels of load time out of the library of all."""
 
     def __init__(self, program: OnDevice, sources: Any) -> None:
-        super().__init__(program.lowered, sources, open_device(DEVICE), None)
+        super().__init__(program.lowered, sources, 0)
         self._program = program
 
     def _run(self, source: Graph) -> list[Any]:
