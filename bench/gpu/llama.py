@@ -30,7 +30,7 @@ class Shape:
     heads: int = 9
     kv_heads: int = 3
     vocabulary: int = 49152
-    capacity: int = 1024
+    capacity: int = 512
 
     @property
     def head(self) -> int:
@@ -179,7 +179,10 @@ def tensors(torch: Any, arrays: Mapping[str, Array], device: Any) -> dict[str, A
 
 
 class TorchLlama:
-    """The same model in torch: static caches, everything in one type, whatever that of the weights is; ``step`` is what is compiled."""
+    """The same model in torch: static caches, everything in one type, whatever that of the weights is; ``step`` is what is compiled.
+
+    Query heads that share a key head are rows of one product, so that no key is copied (``scaled_dot_product_attention`` repeats them).
+    """
 
     def __init__(self, torch: Any, shape: Shape, dtype: str, given: Mapping[str, Any], device: Any) -> None:
         self.torch = torch
@@ -207,14 +210,16 @@ class TorchLlama:
         torch, shape = self.torch, self.shape
         functional = torch.nn.functional
         x = self.embedding[ids]
-        mask = (self.places <= position)[None, None, None, :]
+        is_seen = self.places <= position
         for layer, keys, values in zip(self.layers, self.keys, self.values, strict=True):
             a = functional.rms_norm(x, (shape.width,), layer["norm1"], EPSILON)
             q, k, v = (functional.linear(a, layer[f"w{n}"]).view(1, -1, 1, shape.head) for n in "qkv")
             q, k = self._rope(q, position), self._rope(k, position)
             keys.index_copy_(2, position, k)
             values.index_copy_(2, position, v)
-            found = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
+            together = q.view(1, shape.kv_heads, -1, shape.head)
+            scores = (together @ keys.transpose(-1, -2)).float() * shape.head**-0.5
+            found = scores.masked_fill(~is_seen, float("-inf")).softmax(-1).to(self.dtype) @ values
             x = x + functional.linear(found.reshape(1, shape.width), layer["wo"])
             f = functional.rms_norm(x, (shape.width,), layer["norm2"], EPSILON)
             both = functional.silu(functional.linear(f, layer["gate"])) * functional.linear(f, layer["up"])

@@ -72,9 +72,9 @@ def _same(case: Case, expected: Array, found: Array) -> Array:
     """Which elements are the same."""
     if expected.dtype.kind != "f":
         limit = {"f16": 0x7C00, "bf16": 0x7F80}.get(case.compare)
-        same: Array = expected == found
-        return same if limit is None else same | ((expected & 0x7FFF > limit) & (found & 0x7FFF > limit))
-    same = (expected.view(f"u{expected.itemsize}") == found.view(f"u{found.itemsize}")) | (np.isnan(expected) & np.isnan(found))
+        equal: Array = expected == found
+        return equal if limit is None else equal | ((expected & 0x7FFF > limit) & (found & 0x7FFF > limit))
+    same: Array = (expected.view(f"u{expected.itemsize}") == found.view(f"u{found.itemsize}")) | (np.isnan(expected) & np.isnan(found))
     with np.errstate(all="ignore"):
         if case.compare == "near":
             both = np.isfinite(expected) & np.isfinite(found)

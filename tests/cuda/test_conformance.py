@@ -109,11 +109,23 @@ def test_a_device_beside_the_cpu() -> None:
     assert not [line for line in compare(EmulatedDriver(), open_driver(DEVICE), CASES) if line[1]]
 
 
+def with_header(folder: Path, header: str, line: str, other: str) -> tuple[str, ...]:
+    """Options for g++ with which one line of a header is another one; the headers are copied to a folder."""
+    shutil.copytree(host_build.INCLUDE, folder)
+    text = (folder / header).read_text(encoding="utf-8")
+    assert text.count(line) == 1, "the line to change is not there"
+    (folder / header).write_text(text.replace(line, other), encoding="utf-8")
+    return tuple(f"-I{folder}" if o == f"-I{host_build.INCLUDE}" else o for o in host_build._COMMON)
+
+
 PLANTED = (
     ("graph_opt_scalar.h", "x > y ? x : y; /* -0", "x < y ? x : y; /* -0", "floats", {"go_max"}),
     ("graph_opt_scalar.h", "(bits + 0x7fff + (bits >> 16 & 1)) >> 16", "(bits + 0x8000) >> 16", "to_bf16", {"go_to_bf16"}),
-    ("graph_opt_host.h", "4 * g + lane, line", "4 * g + (lane ^ 1), line", "mma_half_exact", {f"go_mma(go_half) of {n}" for n in ("exact numbers", "magnitudes")}),
-)
+    (
+        "graph_opt_host.h", "4 * g + lane, line", "4 * g + (lane ^ 1), line", "mma_half_exact",
+        {"go_mma(go_half) of exact numbers", "go_mma(go_half) of magnitudes"},
+    ),
+)  # fmt: skip
 """A header, a line of it and another one in its place, the kernels that are compared, words that differ then."""
 
 
@@ -123,12 +135,7 @@ def test_planted_differences_are_found(
     planted: tuple[str, str, str, str, set[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     header, line, other, match, words = planted
-    folder = tmp_path / "include"
-    shutil.copytree(host_build.INCLUDE, folder)
-    text = (folder / header).read_text(encoding="utf-8")
-    assert text.count(line) == 1, "the line to change is not there"
-    (folder / header).write_text(text.replace(line, other), encoding="utf-8")
-    options = tuple(f"-I{folder}" if o == f"-I{host_build.INCLUDE}" else o for o in host_build._COMMON)
+    options = with_header(tmp_path / "include", header, line, other)
 
     class Planted(EmulatedDriver):
         def build(self, source: str) -> bytes:
