@@ -37,7 +37,16 @@ def reachable_graphs(module: Module, roots: Iterable[str]) -> dict[str, None]:
 def load_time_graphs(module: Module) -> dict[str, None]:
     """Names of the graphs that run when the program is loaded: those that an ``initial`` mentions, and what they mention."""
     initial = REGISTRY.get(INITIAL)
-    roots = [n for op in module.walk() if op.definition is initial for n in referenced_graphs(op)]
+    blocks = [graph.block for graph in reversed(module.graphs.values())]
+    roots = []
+    while blocks:  # without Module.walk: many passes ask, and only they would be slow
+        op = blocks.pop().first
+        while op is not None:
+            if op.definition is initial:
+                roots += referenced_graphs(op)
+            for region in op.regions:
+                blocks += region.blocks
+            op = op.next
     return reachable_graphs(module, roots)
 
 
