@@ -9,7 +9,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 SOURCES := graph_opt ir dialects passes codegen interop
 
-.PHONY: demo test lint types unit fuzz bench gpu gpu-conformance gpu-sanitizer gpu-numerics gpu-bench gpu-decode gpu-compile gpu-mutations clean
+.PHONY: demo test lint types unit fuzz bench gpu gpu-conformance gpu-sanitizer gpu-numerics gpu-fuzz gpu-bench gpu-decode gpu-compile gpu-mutations clean
 
 demo: $(VENV)/.samples
 	$(BIN)/python samples/minilm/demo.py
@@ -34,14 +34,14 @@ bench: $(VENV)/.test
 	$(BIN)/python -m bench --threads 1,2 $(BENCH)
 
 # With a card; each part takes some minutes at most.  With VENV= (nothing) no environment is made: PYTHON is one that has what is needed.
-# GPU=cuda:1 is another card; make -k goes on where a part has found something.
+# GPU=cuda:1 is another card; GPU_BENCH=--quick is shorter; make -k goes on where a part has found something.
 GPU ?= cuda
 GPU_JOBS ?= 8
 GPU_PYTHON := PYTHONPATH="$(CURDIR):$$PYTHONPATH" $(if $(VENV),$(BIN)/python,$(PYTHON))
 GPU_READY := $(if $(VENV),$(VENV)/.gpu)
 GPU_TESTS := tests/cuda/test_runtime.py tests/api/test_cuda_device.py tests/llm/test_cuda_generate.py tests/codegen/test_cuda_products.py
 
-gpu: gpu-conformance gpu-sanitizer gpu-numerics gpu-bench gpu-decode
+gpu: gpu-conformance gpu-sanitizer gpu-numerics gpu-fuzz gpu-bench gpu-decode
 
 gpu-conformance: $(GPU_READY)
 	$(GPU_PYTHON) -m tests.cuda.conformance --device $(GPU)
@@ -55,11 +55,14 @@ gpu-numerics: $(GPU_READY)
 	GRAPH_OPT_TEST_DEVICE=$(GPU) $(GPU_PYTHON) -m tests.cuda.test_small_llama
 	GRAPH_OPT_TEST_DEVICE=$(GPU) $(GPU_PYTHON) -m pytest $(GPU_TESTS)
 
+gpu-fuzz: $(GPU_READY)
+	$(GPU_PYTHON) -m tests.fuzz --device $(GPU) --count $(or $(COUNT),200) --jobs $(GPU_JOBS)
+
 gpu-bench: $(GPU_READY)
-	$(GPU_PYTHON) -m bench.gpu --device $(GPU) --part rows,products,mlp,launch
+	$(GPU_PYTHON) -m bench.gpu --device $(GPU) --part rows,products,mlp,launch $(GPU_BENCH)
 
 gpu-decode: $(GPU_READY)
-	$(GPU_PYTHON) -m bench.gpu --device $(GPU) --part decode --name gpu-decode
+	$(GPU_PYTHON) -m bench.gpu --device $(GPU) --part decode --name gpu-decode $(GPU_BENCH)
 
 # without a card: everything compiled for all targets; every barrier, wait and bound removed in turn
 gpu-compile: $(VENV)/.test
