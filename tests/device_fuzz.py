@@ -65,9 +65,8 @@ def enlarged(module: Module, seed: int) -> tuple[Module, dict[str, int]] | None:
     return specialized, {}
 
 
-def try_on_device(seeds: Sequence[int], steps: int, device: str) -> list[dict[str, Any]]:
+def try_on_device(seeds: Sequence[int], steps: int) -> list[dict[str, Any]]:
     """For every program its counts, or ``error`` and ``report``: what is wrong with it in one line, and everything about it."""
-    os.environ["GRAPH_OPT_TEST_DEVICE"] = device
     modules = [random_module(seed, steps) for seed in seeds]
     large = [enlarged(module, seed) for module, seed in zip(modules, seeds, strict=True)]
     distinct = {id(m): m for m in [*modules, *(e[0] for e in large if e is not None)] if not has_no_code(m)}

@@ -164,9 +164,10 @@ def try_seeds(seeds: Sequence[int], steps: int, device: str) -> list[dict[str, A
     """The same for several programs, on a device, or on the CPU as machine code."""
     if device == "cpu":
         return [try_seed(seed, steps) for seed in seeds]
+    os.environ["GRAPH_OPT_TEST_DEVICE"] = device
     from tests.device_fuzz import try_on_device
 
-    return try_on_device(seeds, steps, device)
+    return try_on_device(seeds, steps)
 
 
 def work(steps: int, device: str) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graph_opt.kept import POISON
 from ir.diagnostics import GraphError
 from passes.infra.verify_exec import same_bits
 from tests.checks import Case, baseline, load
 from tests.conftest import COUNT
-from tests.cuda.device import DEVICE, needs_device
+from tests.cuda.device import needs_device
 from tests.device_checks import OnDevice, check_on_device, check_same_as_cpu, compile_together
 from tests.device_fuzz import try_on_device
 from tests.native_checks import compile_checked
@@ -22,9 +23,8 @@ pytestmark = needs_device
 
 @pytest.mark.parametrize("first", range(1, COUNT // 3, 10))
 def test_random_programs(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GRAPH_OPT_POISON", "GRAPH_OPT_TEST_DEVICE"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    for seed, found in enumerate(try_on_device(range(first, first + 10), 12, DEVICE), first):
+    monkeypatch.setenv(POISON, os.environ.get(POISON, ""))
+    for seed, found in enumerate(try_on_device(range(first, first + 10), 12), first):
         assert "error" not in found, f"seed {seed}: {found['report']}"
         assert found.get("compared on the device") or found["programs that never ran"], f"seed {seed}: {found}"
 
