@@ -103,6 +103,8 @@ def measure_work(bench: Bench, work: Work, row: Row) -> None:
         arrays, works[COPY] = ours.copying()
         kept.append(arrays)
     row.timings = Clock(bench.device).in_turns(works, bench.plan)
+    if COPY in row.timings:
+        row.notes.append(f"the copy: {work.nbytes / row.timings[COPY].median / 1e9:.0f} GB/s")
 
 
 def compare(row: Row, found: Sequence[Any], expected: Sequence[Any], tolerance: float, whose: str) -> None:
