@@ -11,7 +11,7 @@ from graph_opt.binding import Sources
 from graph_opt.collector import fewer_collections
 from graph_opt.executable import DeferredExecutable, Executable, ReferenceExecutable
 from graph_opt.kept import POISON, Kept
-from graph_opt.levels import is_lowered, preset_of
+from graph_opt.levels import has_accesses, is_lowered, preset_of
 from ir.clone import clone_module
 from ir.core import Graph, Module
 from ir.diagnostics import Diagnostic, GraphError
@@ -132,14 +132,23 @@ def _make_cuda(module: Module, entry: Graph, sources: Sources, device: str, pass
     """Kernels for a device, which is opened first: without one nothing else is worth doing."""
     from graph_opt.cuda import DeferredCudaExecutable, open_device
 
-    opened = open_device(device)
+    opened, checked = open_device(device), has_accesses(module)
     if all(is_known(p.type) for p in entry.parameters):
-        return make_on_device(module, entry.name, sources, passes, watch, opened)
-    return DeferredCudaExecutable(module, entry, lambda m: make_on_device(m, entry.name, sources, passes, watch, opened), opened)
+        return make_on_device(module, entry.name, sources, passes, watch, opened, checked=checked)
+
+    def make(module: Module) -> CudaExecutable:
+        return make_on_device(module, entry.name, sources, passes, watch, opened, checked=checked)
+
+    return DeferredCudaExecutable(module, entry, make, opened)
 
 
-def make_on_device(module: Module, name: str, sources: Sources, passes: Sequence[Pass], watch: Instrumentation, device: Device) -> CudaExecutable:
-    """Runs the passes, makes kernels for an open device, and runs what the program has for load time meanwhile."""
+def make_on_device(
+    module: Module, name: str, sources: Sources, passes: Sequence[Pass], watch: Instrumentation, device: Device, *, checked: bool = False
+) -> CudaExecutable:
+    """Runs the passes, makes kernels for an open device, and runs what the program has for load time meanwhile.
+
+    ``checked`` is for programs that were read with accesses to memory in them (:func:`has_accesses`).
+    """
     from graph_opt.cuda import compile_cuda
     from graph_opt.load_time import LoadTime
 
@@ -150,7 +159,7 @@ def make_on_device(module: Module, name: str, sources: Sources, passes: Sequence
         with fewer_collections():
             PassManager(poisoning(passes), watch, sources, fold_twins=True, behind=begin).run(module)
             watch.progress("kernels")
-            return compile_cuda(module, module.graphs[name], sources, device, load_time)
+            return compile_cuda(module, module.graphs[name], sources, device, load_time, checked=checked)
     finally:
         load_time.wait()
 

@@ -19,7 +19,7 @@ from graph_opt.binding import Sources, at_location, bind_files
 from graph_opt.build import default_pipeline, load_or_make, make_executable
 from graph_opt.guard import UsageError, check_device_flag, pairs, shown_name, standard_input, stdin_text
 from graph_opt.kept import Kept, place_in_cache
-from graph_opt.levels import BYTES, CUDA, LEVELS, TARGETS, is_lowered, level_of, preset_of
+from graph_opt.levels import BYTES, CUDA, LEVELS, TARGETS, has_accesses, is_lowered, level_of, preset_of
 from graph_opt.progress import Progress
 from ir.clone import clone_module
 from ir.core import Graph, Module, Operation, Parameter
@@ -70,6 +70,7 @@ def optimize(args: argparse.Namespace) -> int:
     _check_emit(args)
     target = _gpu_target(args)
     module = _read(args)
+    checked = has_accesses(module)
     sources = bind_files(module, pairs(args.files, "--file"), _folder(args), required=False)
     entry = find_graph(module, args.graph) if args.graph is not None or args.emit in TARGETS else None
     if entry is not None:
@@ -103,7 +104,7 @@ def optimize(args: argparse.Namespace) -> int:
     finally:
         _report_passes(manager, args)
     if entry is not None and args.emit in TARGETS:
-        write_output(_emit_target(module, module.graphs[entry.name], args.emit, target), args)
+        write_output(_emit_target(module, module.graphs[entry.name], args.emit, target, checked), args)
         return 0
     if args.emit in LEVELS:
         _check_level(module, args)
@@ -131,11 +132,11 @@ def _gpu_target(args: argparse.Namespace) -> GpuTarget | None:
     return KNOWN[args.target]
 
 
-def _emit_target(module: Module, graph: Graph, emit: str, target: GpuTarget | None) -> str | bytes:
+def _emit_target(module: Module, graph: Graph, emit: str, target: GpuTarget | None, checked: bool) -> str | bytes:
     if target is not None:
         from graph_opt.cuda_emit import emit_cuda
 
-        return emit_cuda(module, graph, emit, target)
+        return emit_cuda(module, graph, emit, target, checked=checked)
     from graph_opt.native import emit_target
 
     return emit_target(module, graph, emit)

@@ -171,15 +171,18 @@ def stream_handle(stream: Any) -> int:
     return int(handle)
 
 
-def compile_cuda(module: Module, graph: Graph, sources: Mapping[str, WeightSource], device: Device, begun: LoadTime | None = None) -> CudaExecutable:
-    """What runs one graph of a module at the level of kernels.  ``begun`` are graphs for load time that run already.
+def compile_cuda(
+    module: Module, graph: Graph, sources: Mapping[str, WeightSource], device: Device, begun: LoadTime | None = None, *, checked: bool = False
+) -> CudaExecutable:
+    """What runs one graph of a module at the level of kernels.  ``begun`` are graphs for load time that run already; ``checked`` is for
+    programs whose accesses to memory were written by others (:func:`~codegen.cuda.emit.emit_program`).
 
     Raises GraphError for operations that have no kernel, for weights that are missing or don't fit, and where kernels can't be compiled
     or loaded.
     """
     Interpreter(module, sources).check_sizes(graph, {})
-    program = emit_program(module, graph)
-    arrays = _Stored(module, sources, device, begun).tensors(graph)
+    program = emit_program(module, graph, checked=checked)
+    arrays = _Stored(module, sources, device, begun, checked).tensors(graph)
     stored = [arrays[a.operation] for a in program.stored if a.operation is not None]
     return CudaExecutable(module, graph, Engine(program, graph, stored, device, poison=os.environ.get(POISON) == "1"))
 
@@ -187,11 +190,12 @@ def compile_cuda(module: Module, graph: Graph, sources: Mapping[str, WeightSourc
 class _Stored(Stored):
     """Tensors that a program has before it runs; graphs that have become kernels run on the device."""
 
-    def __init__(self, module: Module, sources: Mapping[str, WeightSource], device: Device, begun: LoadTime | None) -> None:
+    def __init__(self, module: Module, sources: Mapping[str, WeightSource], device: Device, begun: LoadTime | None, checked: bool = False) -> None:
         super().__init__(module, sources, 0, begun)
         self._device = device
+        self._checked = checked
 
     def _run(self, source: Graph) -> list[NDArray[Any]]:
         if any(op.definition.dialect == "gpu" for op in source.walk()):
-            return compile_cuda(self.module, source, self.sources, self._device).run([])
+            return compile_cuda(self.module, source, self.sources, self._device, checked=self._checked).run([])
         return super()._run(source)

@@ -22,6 +22,7 @@ from graph_opt.bench import COUNTED_BEFORE, Counted, Part, mark, nests_of, place
 from graph_opt.bench_report import described, duration, lines_of, spread, table
 from graph_opt.build import make_on_device
 from graph_opt.cuda import CudaExecutable
+from graph_opt.levels import has_accesses
 from graph_opt.work import least_bytes, memories_used, work_of
 from ir.core import Graph, Module
 from ir.types import TensorType, substitute_type
@@ -86,7 +87,7 @@ def prepare(
     watch: Instrumentation | None = None,
 ) -> CudaSubject:
     """Compiles a program whose dimensions will be ``names``, and counts what it does.  Raises GraphError as compiling does."""
-    written = source_operations(module)
+    written, checked = source_operations(module), has_accesses(module)
     split = next((i for i, p in enumerate(passes) if pass_name(p) in COUNTED_BEFORE), 0)
     PassManager(passes[:split], watch or Instrumentation(), sources).run(module)
     nests = nests_of(module.graphs[entry.name])
@@ -96,7 +97,7 @@ def prepare(
         mark(op, number)
     everything = least_bytes(works, [m for m, users in used.items() if users - set(nests)], names)
     found = Counted(nests, works, used, written, [places_of(op) for op in nests], names)
-    executable = make_on_device(module, entry.name, sources, passes[split:], watch or Instrumentation(), device)
+    executable = make_on_device(module, entry.name, sources, passes[split:], watch or Instrumentation(), device, checked=checked)
     launches = [op for op in executable.graph.walk() if op.definition.full_name == "gpu.launch"]
     parts = {id(launches[at].loc): part for part, positions in found.parts(launches) for at in positions}
     return CudaSubject(executable, parts, sum(w.flops for w in works), everything, dict(names))

@@ -10,13 +10,13 @@ from ir.core import Graph, Module
 from ir.diagnostics import AnyLocation, Diagnostic, GraphError
 
 
-def emit_cuda(module: Module, graph: Graph, emit: str, target: Target) -> str | bytes:
+def emit_cuda(module: Module, graph: Graph, emit: str, target: Target, *, checked: bool = False) -> str | bytes:
     """CUDA C ("cuda"), or what compilers make of it for a target: "ptx", "cubin", "sass".
 
     Raises GraphError for what can't be a kernel, or needs more memory than a block has; MissingPackage, ToolFailure and CompilerFault
     as :mod:`codegen.cuda.toolchain` does.
     """
-    program = emit_program(module, graph)
+    program = emit_program(module, graph, checked=checked)
     _check_shared(program, target)
     if emit == "cuda":
         return program.source

@@ -37,6 +37,11 @@ def is_lowered(module: Module, emit: str) -> bool:
     return level == "gpu" or (level == "loops" and preset_of(emit) != "cuda")
 
 
+def has_accesses(module: Module) -> bool:
+    """Whether a program as it was read is at a level where it says what memory it touches: nobody has checked that it is inside of buffers."""
+    return level_of(module) != "graph"
+
+
 def level_of(module: Module) -> str:
     """The level of a program: that of its lowest operations.
 

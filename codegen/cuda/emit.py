@@ -21,12 +21,15 @@ from ir.types import MemRefType, TensorType, UnknownType
 HEADER = '#include "graph_opt_device.h"'
 
 
-def emit_program(module: Module, graph: Graph, *, marks: bool = False) -> CudaProgram:
+def emit_program(module: Module, graph: Graph, *, marks: bool = False, checked: bool = False) -> CudaProgram:
     """The kernels of a graph as text, and the steps that run them.
 
     The text includes ``graph_opt_device.h``, which has a part for the device (``codegen/cuda/include``); a build for the host gives a file
     of that name that includes ``graph_opt_host.h``.  With ``marks`` every barrier, wait and bound is written in a macro with a number
     (see :class:`~codegen.cuda.module.Mark`), so that a test can leave them out one by one.
+
+    With ``checked`` accesses that are not proved to be inside of their buffers are checked; kernels that passes make of operations on tensors
+    don't need that.
 
     The same program gives the same text.  Sums and products of floats are written as the program has them: the text must be compiled
     without contraction to fused multiply-adds, and without fast math.
@@ -37,7 +40,7 @@ def emit_program(module: Module, graph: Graph, *, marks: bool = False) -> CudaPr
     symbols = graph_symbols(graph)
     parameters = _parameters(graph)
     results = _results(graph)
-    host = HostWriter(graph, symbols, parameters, marks)
+    host = HostWriter(graph, symbols, parameters, marks, checked)
     steps = host.run(graph.block)
     stored = []
     for op in host.stored:

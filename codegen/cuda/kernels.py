@@ -56,8 +56,11 @@ class Surroundings(Protocol):
 class KernelWriter(Writer):
     """Writes the body of a launch; the parameters follow from what it uses."""
 
-    def __init__(self, op: Operation, around: Surroundings, statements: dict[tuple[int, int], str], *, marked: bool = False) -> None:
+    def __init__(
+        self, op: Operation, around: Surroundings, statements: dict[tuple[int, int], str], *, marked: bool = False, checked: bool = False
+    ) -> None:
         super().__init__(marked=marked, statements=statements)
+        self.checked = checked
         self.launch = op
         self.around = around
         self.together = any(o.definition.full_name in COLLECTIVE for o in op.walk())
@@ -179,8 +182,13 @@ class KernelWriter(Writer):
 
     def fail_unless(self, ok: str, site: str, first: str = "0", second: str = "0") -> None:
         leave = "" if self.together else " return;"
-        call = f"go_fail({self.fixed('state')}, {self.fixed('site')} + {site}, {first}, {second});"
-        self.line(f"if (!({ok})) {{ {call}{leave} }}")
+        self.line(f"if (!({ok})) {{ {self._complaint(site, first, second)}{leave} }}")
+
+    def complain_unless(self, ok: str, site: str, first: str, second: str) -> None:
+        self.line(f"if (!{ok}) {self._complaint(site, first, second)}")
+
+    def _complaint(self, site: str, first: str, second: str) -> str:
+        return f"go_fail({self.fixed('state')}, {self.fixed('site')} + {site}, {first}, {second});"
 
     # -- the whole -------------------------------------------------------------------------------------------------
 

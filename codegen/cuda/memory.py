@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from codegen.cuda.elementwise import unrolled
 from codegen.cuda.expressions import NARROW, PRIMARY, Expr, integer, plus, times
-from codegen.cuda.indices import index_expr
+from codegen.cuda.indices import as_wide, index_expr
 from codegen.cuda.types import C_TYPES, element_constant, in_memory, lanes_of
 from codegen.cuda.writer import Buffer, Writer, emits
 from codegen.llvm.polynomials import Poly, add, constant, divisor_of, multiply
@@ -66,6 +67,49 @@ def _access(op: Operation, number: int) -> AccessArg:
     return access
 
 
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def check_inside(w: Writer, op: Operation, access: AccessArg, buffer: Buffer, valid: Value | None = None, unless: str = "") -> str:
+    """Text for whether an access is inside of its buffer, "" where that is known: proved, or the writer trusts the program.
+
+    What isn't inside is a failure of the program; the thread goes on without the access, as others may wait for it.  ``valid`` is how many
+    elements along the last axis are touched; nothing is where the text ``unless`` holds.
+    """
+    if not w.checked:
+        return ""
+    kept = ""
+    found = []
+    last = len(buffer.shape) - 1
+    for axis, (part, size) in enumerate(zip(access.indices, buffer.shape, strict=True)):
+        start, limit = w.space.convert(part.expr, op.operands), w.space.convert(size)
+        count = 1 if part.size is None else part.size
+        if w.space.prove(start) and w.space.prove(add(add(limit, start, -1), constant(count), -1)):
+            continue
+        if valid is not None and not kept:
+            most = 1 if access.indices[last].size is None else access.indices[last].size
+            text = f"go_max_i64(0, go_min_i64({as_wide(w.value(valid))}, {most}))"
+            kept = w.atomic(Expr(text, PRIMARY, 1), "go_index", "touched").text
+        at = w.atomic(Expr(as_wide(index_expr(w, part.expr, op.operands)), cost=1), "go_index", "at").text
+        touched = kept if kept and axis == last else str(count)
+        ok = f"{at} >= 0 && {at} <= {as_wide(index_expr(w, size))} - {touched}"
+        free = " || ".join(t for t in (unless, f"{kept} == 0" if kept else "") if t)
+        inside = w.token("inside")
+        w.line(f"const bool {inside} = {f'{free} || ({ok})' if free else ok};")
+        what = "index {0} is" if part.size is None else "elements {0} to {1} are"
+        site = w.site(f"{what} outside dimension {axis} of size {{2}}", [buffer.type.shape[axis]])
+        w.complain_unless(inside, str(site), at, f"{at} + {touched}")
+        found.append(inside)
+    return " && ".join(found)
+
+
+def _if_inside(inside: str, text: str, dtype: DType) -> str:
+    """An element that is read, 0 where it is not inside."""
+    if not inside:
+        return text
+    return f"{inside} && {text}" if dtype.kind == "bool" else f"{inside} ? {text} : {element_constant(np.zeros((), dtype.numpy)[()], dtype).text}"
+
+
 # -- single elements ---------------------------------------------------------------------------------------------------
 
 
@@ -74,8 +118,9 @@ def _load(w: Writer, op: Operation) -> None:
     access = _access(op, 0)
     buffer = w.buffer(op.operands[access.position])
     at, _ = place(w, op, access, buffer)
+    inside = check_inside(w, op, access, buffer)
     if op.results[0].has_uses:
-        w.declare(op.results[0], Expr(f"{_element(buffer, at)}{_as_bool(buffer.type.dtype)}"))
+        w.declare(op.results[0], Expr(_if_inside(inside, f"{_element(buffer, at)}{_as_bool(buffer.type.dtype)}", buffer.type.dtype)))
 
 
 @emits("memref.store")
@@ -84,7 +129,8 @@ def _store(w: Writer, op: Operation) -> None:
     assert isinstance(value, OperandArg) and isinstance(access, AccessArg)
     buffer = w.buffer(op.operands[access.position])
     at, _ = place(w, op, access, buffer)
-    w.line(f"{_element(buffer, at)} = {w.value(op.operands[value.position]).text};")
+    inside = check_inside(w, op, access, buffer)
+    w.line(f"{f'if ({inside}) ' if inside else ''}{_element(buffer, at)} = {w.value(op.operands[value.position]).text};")
 
 
 @emits("memref.prefetch")
@@ -132,7 +178,14 @@ def _vector_load(w: Writer, op: Operation) -> None:
     valid = op.operand("valid")
     valid_text = "" if valid is None else valid_count(w, valid, count)
 
+    inside = check_inside(w, op, access, buffer, valid)
+    nothing = f"go_vec<{in_memory(dtype)}, {count}>()"
+
     def row(start: Expr, aligned: int) -> str:
+        text = touched_row(start, aligned)
+        return f"({inside} ? {text} : {nothing})" if inside else text
+
+    def touched_row(start: Expr, aligned: int) -> str:
         if valid is None:
             return whole_load(buffer, start, count, aligned)
         kind = "_aligned" if is_aligned(count * dtype.itemsize, aligned) else ""
@@ -148,7 +201,7 @@ def _vector_load(w: Writer, op: Operation) -> None:
     w.line(f"go_vec<{C_TYPES[dtype.name]}, {lanes}> {name};")
     for number, start, aligned in _rows(w, buffer, shape, at, poly):
         if count == 1 and valid is None:
-            w.line(f"{name}[{number}] = {_element(buffer, start)}{_as_bool(dtype)};")
+            w.line(f"{name}[{number}] = {_if_inside(inside, f'{_element(buffer, start)}{_as_bool(dtype)}', dtype)};")
         else:
             _read_row(w, name, number * count, row(start, aligned), dtype, count)
     w.values[result] = Expr(name)
@@ -187,7 +240,6 @@ def _vector_store(w: Writer, op: Operation) -> None:
     value, access = layout_of(op)
     assert isinstance(value, OperandArg) and isinstance(access, AccessArg)
     buffer = w.buffer(op.operands[access.position])
-    dtype = buffer.type.dtype
     vector = w.value(op.operands[value.position])
     shape = block_shape(access)
     count = shape[-1] if shape else 1
@@ -195,11 +247,18 @@ def _vector_store(w: Writer, op: Operation) -> None:
     valid = op.operand("valid")
     valid_text = "" if valid is None else valid_count(w, valid, count)
     rows = _rows(w, buffer, shape, at, poly)
+    inside = check_inside(w, op, access, buffer, valid)
+    with w.block(f"if ({inside})") if inside else contextlib.nullcontext():
+        _store_rows(w, buffer, rows, vector, count, valid_text)
+
+
+def _store_rows(w: Writer, buffer: Buffer, rows: Sequence[tuple[int, Expr, int]], vector: Expr, count: int, valid_text: str) -> None:
+    dtype = buffer.type.dtype
     for number, start, aligned in rows:
         kind = "_aligned" if is_aligned(count * dtype.itemsize, aligned) else ""
 
         def put(text: str, start: Expr = start, kind: str = kind) -> None:
-            if valid is None:
+            if not valid_text:
                 w.line(f"go_store{kind}({address(buffer, start)}, {text});")
             else:
                 w.line(f"go_store_valid{kind}({address(buffer, start)}, {text}, {valid_text});")
@@ -207,7 +266,7 @@ def _vector_store(w: Writer, op: Operation) -> None:
         if len(rows) == 1 and dtype.kind != "bool":
             put(vector.text)
             continue
-        if count == 1 and valid is None:
+        if count == 1 and not valid_text:
             w.line(f"{_element(buffer, start)} = {vector.text}[{number}];")
             continue
         lane, part = w.fixed("lane"), w.fixed("part")

@@ -46,11 +46,12 @@ _PURE = ("arith", "math", "affine", "vector")
 class HostWriter:
     """Goes through the main block of a graph."""
 
-    def __init__(self, graph: Graph, symbols: Sequence[str], parameters: Sequence[Argument], marked: bool) -> None:
+    def __init__(self, graph: Graph, symbols: Sequence[str], parameters: Sequence[Argument], marked: bool, checked: bool = False) -> None:
         self.graph = graph
         self.known_symbols = symbols
         self.parameters = parameters
         self.marked = marked
+        self.checked = checked
         self.kernels: list[Kernel] = []
         self.sites: list[Site] = [Site("error", "", "a dimension, or a product of dimensions, is larger than 2^40", location=graph.loc)]
         self.marks: list[Mark] = []
@@ -256,7 +257,7 @@ class HostWriter:
 
     def _new_launch(self, op: Operation, outside: Sequence[Value]) -> Launched:
         """Writes the kernel of a launch; if there is one with the same text, that is it."""
-        writer = KernelWriter(op, self, self._statements, marked=self.marked)
+        writer = KernelWriter(op, self, self._statements, marked=self.marked, checked=self.checked)
         writer.write()
         for monomial in writer.space.guarded:
             self.guards[tuple(writer.space.atoms[n].name for n in monomial)] = None

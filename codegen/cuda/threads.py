@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.cuda.expressions import PRIMARY, Expr
-from codegen.cuda.memory import address, place, valid_count
+from codegen.cuda.memory import address, check_inside, place, valid_count
 from codegen.cuda.types import C_TYPES
 from codegen.cuda.writer import Writer, element_type, emits
 from ir.core import Operation
@@ -62,7 +62,8 @@ def _cp_async(w: Writer, op: Operation) -> None:
     if valid is not None:
         count = valid_count(w, valid, run)
         more = f", {count}" if item == 1 else f", {item} * {w.value(valid).left(2)}" if count == w.value(valid).text else f", {item} * {count}"
-    w.line(f"go_cp_async<{run * item}>({address(written, goal)}, {address(read, start)}{more});")
+    inside = " && ".join(t for t in (check_inside(w, op, source, read, valid), check_inside(w, op, target, written)) if t)
+    w.line(f"{f'if ({inside}) ' if inside else ''}go_cp_async<{run * item}>({address(written, goal)}, {address(read, start)}{more});")
 
 
 @emits("gpu.cp_commit")
@@ -77,12 +78,16 @@ def _cp_wait(w: Writer, op: Operation) -> None:
 
 @emits("gpu.ldmatrix")
 def _ldmatrix(w: Writer, op: Operation) -> None:
+    count = op.attribute("count")
+    assert isinstance(count, int)
     access = layout_of(op)[0]
     assert isinstance(access, AccessArg)
     buffer = w.buffer(op.operands[access.position])
     at, _ = place(w, op, access, buffer)
+    inside = check_inside(w, op, access, buffer, unless=f"go_thread() % 32 >= {8 * count}")  # other rows are not looked at
+    row = f"{inside} ? {address(buffer, at)} : {buffer.pointer}" if inside else address(buffer, at)
     transposed = "true" if op.attribute("transposed") else "false"
-    w.declare(op.results[0], Expr(f"go_ldmatrix<{op.attribute('count')}, {transposed}>({address(buffer, at)})"))
+    w.declare(op.results[0], Expr(f"go_ldmatrix<{count}, {transposed}>({row})"))
 
 
 @emits("gpu.mma")

@@ -98,6 +98,8 @@ class Finished:
 class Writer:
     """Writes one function, statement by statement."""
 
+    checked = False
+    """Whether accesses that are not proved to be inside of their buffers are checked: of a program whose kernels or loops come from outside."""
     together = False
     """Whether threads wait for each other, so that none may leave before the others."""
 
@@ -306,6 +308,10 @@ class Writer:
 
     def fail_unless(self, ok: str, site: str, first: str = "0", second: str = "0") -> None:
         """Ends the thread, with a site's message, unless ``ok`` is true."""
+        raise GraphError(Diagnostic("codegen: a function can't fail", self.current.loc if self.current is not None else None))
+
+    def complain_unless(self, ok: str, site: str, first: str, second: str) -> None:
+        """The same, but the thread goes on."""
         raise GraphError(Diagnostic("codegen: a function can't fail", self.current.loc if self.current is not None else None))
 
     def thread(self, value: Value) -> Expr:
