@@ -22,6 +22,7 @@ from codegen.cuda.emit import HEADER, emit_program
 from codegen.cuda.host_build import Sanitizer
 from codegen.cuda.module import CudaProgram, IfStep, Kernel, LaunchStep, LoopStep, Step
 from codegen.cuda.runtime import Engine
+from graph_opt.build import has_accesses
 from graph_opt.cuda import CudaExecutable, open_device
 from graph_opt.kept import POISON
 from graph_opt.load_time import Stored
@@ -156,7 +157,7 @@ def compile_together(modules: Sequence[Module], pipeline: str = "cuda") -> list[
         try:
             lowered = clone_module(module)
             PassManager(load_pipeline(pipeline)).run(lowered)
-            program = OnDevice(lowered, _emit(lowered, f"_{number}"))
+            program = OnDevice(lowered, _emit(lowered, f"_{number}", has_accesses(module)))
         except Exception as error:
             found.append(error)
             continue
@@ -171,13 +172,13 @@ def compile_together(modules: Sequence[Module], pipeline: str = "cuda") -> list[
     return found
 
 
-def _emit(lowered: Module, suffix: str) -> dict[str, CudaProgram]:
+def _emit(lowered: Module, suffix: str, checked: bool) -> dict[str, CudaProgram]:
     """The graphs of a module that run on the device, in names of their own."""
     entries = set(entry_graphs(lowered))
     found = {}
     for name, graph in lowered.graphs.items():
         if name in entries or any(op.definition.dialect == "gpu" for op in graph.walk()):
-            found[name] = _renamed(emit_program(lowered, graph), f"_{len(found)}{suffix}")
+            found[name] = _renamed(emit_program(lowered, graph, checked=checked), f"_{len(found)}{suffix}")
     return found
 
 

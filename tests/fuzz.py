@@ -198,7 +198,7 @@ class Tally:
         with self.lock:
             self.seen["programs"] += 1
             self.seconds[seed] = seconds
-            if self.seen["programs"] % 250 == 0:
+            if self.seen["programs"] % (250 if self.options.device == "cpu" else 5 * TOGETHER) == 0:
                 print(f"{self.seen['programs']} programs, {self.failures} failures, at seed {seed}", file=sys.stderr, flush=True)
             if "error" not in found:
                 self.seen.update(found)
