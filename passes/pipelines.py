@@ -87,6 +87,8 @@ _CUDA = (
     "map-sorts",
     "map-elements",
     "map-serial",
+    # kernels that have nothing to do with each other run side by side
+    "merge-launches",
     # memory of blocks, memory of the device
     "plan-shared",
     "plan-memory",

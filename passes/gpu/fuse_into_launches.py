@@ -10,6 +10,7 @@ from ir.core import Module, Operation, Value
 from ir.dims import symbols_of
 from ir.rewriter import is_pure
 from ir.types import MemRefType, ScalarType
+from passes.gpu._consumers import find_copy, store_where_copied
 from passes.gpu._producers import Producer, find_producer, fuse, loads_of, rows_of, terms_of
 from passes.gpu._rows import Reduction
 from passes.gpu._single_rows import gather_rows
@@ -60,6 +61,8 @@ class FuseIntoLaunches(Pass):
     Producers are nests over elements, and over rows of known length, in front of a kernel that ``map-digits`` has made: a product that
     splits its own row, or a ``split_digits`` (elements only). Where the number of rows chooses between kernels, the nest goes in front of
     those that cannot take it. A kernel is left alone whose shared memory would exceed ``shared`` bytes, or that writes what the nest reads.
+
+    A nest behind a kernel that only copies what that has stored (rotated keys into a cache) goes, too: the kernel stores it there.
     """
 
     preserves: ClassVar[Literal["bits", "values"]] = "values"
@@ -77,6 +80,11 @@ class FuseIntoLaunches(Pass):
                     producer = find_producer(op)
                     if producer is not None:
                         changed |= self._place(producer, context)
+                for op in list(block):
+                    copy = find_copy(op)
+                    if copy is not None and store_where_copied(copy):
+                        context.count("copies of what kernels store")
+                        changed = True
         return changed
 
     def _place(self, producer: Producer, context: PassContext) -> bool:

@@ -14,7 +14,7 @@ from passes.graph._rope import is_whole
 from passes.infra.base import Pass, PassContext
 from passes.loops.lower_rope import Loops, Tables, lower_op
 
-_THREADS = 128
+_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MapRope(Pass):
 
     After (the rotation)::
 
-        gpu.launch(%x.1 = 0 to (64*S) ceildiv 128, threads=128, name="y", tag="rope") {
+        gpu.launch(%x.1 = 0 to (64*S) ceildiv 256, threads=256, name="y", tag="rope") {
           ...
           scf.if(%inside) {
             %x.2 = vector.load(%x.buffer.view[0, %h, %s, %d:+4]) : vector<f32[4]>

@@ -114,6 +114,15 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("transposed", graph("%x: f32[M, N]", "f32[N, M]", "%y = transpose(%x, perm=[1, 0])"), ({"M": 37, "N": 41},), short=True),
     Subject("gather", graph("%w: f32[V, D], %i: i64[S]", "f32[S, D]", "%y = gather(%w, %i)"), ({"V": 3, "D": 33, "S": 7},)),
     Subject("rope", graph("%x: f32[B, 2, S, 8], %p: i64[S]", "f32[B, 2, S, 8]", "%y = rope(%x, %p)"), ({"B": 2, "S": 5},)),
+    Subject(
+        "cache",
+        graph(
+            "%a: f32[2, T, 8] inout, %b: f32[2, T, 8] inout, %x: f32[2, S, 8], %y: f32[S, 2, 8], %at: i64[], %p: i64[S]", "f32[2, T, 8]",
+            "%k = rope(%x, %p, interleaved=true)", "%v = transpose(%y, perm=[1, 0, 2])", "%k2 = cache_update(%a, %k, %at)",
+            "%v2 = cache_update(%b, %v, %at)", "%r = add(%k2, %v2)",
+        ),  # fmt: skip
+        ({"S": 70, "T": 75}, {"S": 3, "T": 5}),
+    ),
     Subject("concat", graph("%x: f32[M, 5], %y: f32[M, 7]", "f32[M, 12]", "%z = concat(%x, %y, axis=1)"), ({"M": 11},)),
     # rows
     Subject("softmax", graph("%x: f32[M, N]", "f32[M, N]", "%y = softmax(%x)"), ({"M": 5, "N": 77}, {"M": 2, "N": 2100}), short=True),

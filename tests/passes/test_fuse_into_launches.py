@@ -12,6 +12,7 @@ from pass_checks import apply, load
 
 from dialects.graph import digits as d
 from ir.core import Block, Module
+from ir.diagnostics import GraphError
 from ir.interpreter import Interpreter
 from passes.infra.verify_exec import same_bits
 from passes.pipelines import PRESETS
@@ -127,3 +128,41 @@ def test_two_products_of_one_row() -> None:
 def test_shared_memory_has_a_limit() -> None:
     module = check(text(*BODIES["norm"]), (1,), "{shared=1024}")
     assert launches(module.main.block) == ["rows", "digits"]
+
+
+CACHE = """graph @main(%c: f32[2, T, 8] inout, %x: f32[2, S, 8], %at: i64[], %p: i64[S]) -> f32[2, T, 8] {{
+  %k = rope(%x, %p, interleaved=true)
+{lines}
+}}
+"""
+
+
+def test_rotated_keys_are_stored_into_the_cache() -> None:
+    module = load(CACHE.format(lines="  %d = cache_update(%c, %k, %at)\n  return %d"))
+    apply(module, PRESETS["cuda"].removesuffix(",plan-memory"))
+    assert_mapped(module)
+    assert launches(module.main.block).count("elements") == 0
+    x = np.float32(np.random.default_rng(1).standard_normal((2, 3, 8)))
+    for at in (0, 2, 3):
+        cache = np.zeros((2, 6, 8), np.float32)
+        (found,) = run(module, [cache, x, np.array(at), np.arange(at, at + 3)])
+        want = np.zeros_like(cache)
+        (rotated,) = run(load("graph @main(%x: f32[2, S, 8], %p: i64[S]) -> f32[2, S, 8] {\n  %k = rope(%x, %p, interleaved=true)\n  return %k\n}\n"),
+                         [x, np.arange(at, at + 3)])  # fmt: skip
+        want[:, at : at + 3] = rotated
+        assert np.allclose(found, want, atol=1e-6)
+    for at in (-1, 4):
+        with pytest.raises(GraphError, match="cache_update"):
+            run(module, [np.zeros((2, 6, 8), np.float32), x, np.array(at), np.arange(3)])
+
+
+def test_keys_that_others_read_are_copied() -> None:
+    """What reads the rotated keys themselves finds them."""
+    lines = "  %d = cache_update(%c, %k, %at)\n  %s = sum(%k, axes=[1])\n  %b = unsqueeze(%s, axes=[1])\n  %e = add(%d, %b)\n  return %e"
+    module = load(CACHE.format(lines=lines))
+    apply(module, PRESETS["cuda"].removesuffix(",plan-memory"))
+    before = load(CACHE.format(lines=lines))
+    apply(before, PRESETS["cuda"].removesuffix(",plan-memory").replace("fuse-into-launches,", "").replace("merge-launches,", ""))
+    x = np.float32(np.random.default_rng(1).standard_normal((2, 3, 8)))
+    given = [np.zeros((2, 6, 8), np.float32), x, np.array(1), np.arange(3)]
+    assert same_bits(run(module, given)[0], run(before, given)[0])
