@@ -17,6 +17,7 @@ from passes.gpu._attention import tiling_of_few, tiling_of_many
 from passes.gpu.map_attention import MapAttention
 from passes.infra.base import PassContext
 from passes.infra.verify_exec import describe_difference, same_bits
+from passes.loops._attention import Problem
 
 BEFORE = "O1,decompose{keep=[attention]},cse,lower-to-linalg,fuse,collapse"
 SMALL = Form(heads=2, key_heads=1, width=4, value_width=4)
@@ -153,6 +154,31 @@ def test_pieces_of_a_sequence_have_the_bits_of_the_whole() -> None:
     for at in (0, 127, 130):
         one = run(module, [q[:, :, at : at + 1], k, v, np.array(at + 1)])
         assert same_bits(np.ascontiguousarray(whole[:, :, at : at + 1]), one)
+
+
+@pytest.mark.parametrize("options", ["", "{few=0}"])
+def test_layers_have_launches_of_the_first_one_for_their_buffers(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are built as one, but for one that differs (not causal)."""
+    lines = ["%a = attention(%x, %k, %v, causal=true)", "%b = attention(%a, %v, %k, causal=true)", "%c = attention(%b, %k, %a, causal=true)"]
+    lines += ["%d = attention(%c, %v, %k)", "%e = attention(%d, %k, %k, causal=true)"]
+    size = "f32[1, 2, S, 4]"
+    text = "\n  ".join([f"graph @main(%x: {size}, %k: {size}, %v: {size}) -> {size} {{", *lines, "return %e\n}\n"])
+    built: list[str] = []
+    build = MapAttention._build
+
+    def noted(self: MapAttention, problem: Problem, name: str) -> str:
+        built.append(name)
+        return build(self, problem, name)
+
+    monkeypatch.setattr(MapAttention, "_build", noted)
+    module = mapped(text, options)
+    assert built == ["a", "d"]
+    launches = [str(op.attribute("name")).partition(".")[0] for op in module.walk() if op.name == "gpu.launch"]
+    assert sorted(launches) == sorted(name for name in "abcde" for _ in range(1 if options else 3))
+    arrays = [np.random.default_rng(n).standard_normal((1, 2, 5, 4), dtype=np.float32) for n in range(3)]
+    want = native(text)(*arrays)
+    for reverse in (False, True):
+        assert same_bits(want, run(module, arrays, reverse))
 
 
 def test_tilings() -> None:
