@@ -17,6 +17,7 @@ from codegen.cuda.writer import Buffer, Writer, emits
 from codegen.llvm.polynomials import Poly, add, constant, divisor_of, multiply
 from dialects._access import block_shape
 from ir.core import Operation, Value
+from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim, product
 from ir.evaluate import round_to
 from ir.layout import AccessArg, OperandArg, layout_of
@@ -309,6 +310,10 @@ def _view(w: Writer, op: Operation) -> None:
     assert isinstance(type_, MemRefType)
     start = index_expr(w, offset)  # type: ignore[arg-type]
     poly = w.space.convert(offset)  # type: ignore[arg-type]
+    size = w.space.convert(product((*type_.shape, type_.dtype.itemsize)))
+    total = w.space.convert(product(old.shape))
+    if w.checked and not (w.space.prove(poly) and w.space.prove(add(add(total, poly, -1), size, -1))):
+        raise GraphError(Diagnostic(f"memref.view: codegen: it isn't known that {type_} is inside of {old.type}", op.loc))
     name = w.token(result.name)
     const = "const " if old.readonly else ""
     item = in_memory(type_.dtype)

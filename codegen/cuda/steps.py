@@ -318,7 +318,21 @@ def _view(h: HostWriter, op: Operation) -> Iterator[Step]:
     ref, offset = h.place(op.operands[0]).ref, op.attributes["offset"]
     assert isinstance(offset, (int, DimExpr))
     h._places[op.results[0]] = BufferRef(ref.kind, ref.index, ref.offset + offset)
-    return iter(())
+    if not h.checked:
+        return
+    bytes_, type_ = op.operands[0].type, op.results[0].type
+    assert isinstance(bytes_, MemRefType) and isinstance(type_, MemRefType)
+    end = offset + product((*type_.shape, type_.dtype.itemsize))
+    sizes = ", ".join(f"{{{n + 2}}}" for n in range(len(bytes_.shape)))
+    item = type_.dtype.itemsize
+    inside = Logic("and", Compare("ge", offset, 0), Compare("le", end, product(bytes_.shape)))
+    checks: list[tuple[Condition, str, tuple[Dim, ...]]] = [
+        (Compare("eq", mod(offset, item), 0), f"offset {{0}} is not a multiple of {item}, the bytes of {type_.dtype}", ()),
+        (inside, f"bytes {{0}} to {{1}} are outside memref<{bytes_.dtype}[{sizes}]>", bytes_.shape),
+    ]
+    for condition, message, dims in checks:
+        h.sites.append(Site("error", "memref.view", message, dims, op.loc, given=tuple(range(2 + len(dims))), operation=op))
+        yield AssertStep(condition, len(h.sites) - 1, offset, end)
 
 
 def _dim(h: HostWriter, op: Operation) -> Iterator[Step]:

@@ -10,6 +10,8 @@ from ir.opdef import TypeProblem
 
 SHARED_LIMIT = 227 * 1024
 """Bytes of shared memory that a block may have, at most (compute capability 9.0; 99 KiB are had by all from 8.0 on, 64 KiB by 7.5)."""
+LOCAL_LIMIT = 128 * 1024
+"""Bytes of local buffers that a thread may have; devices have 512 KiB, of which other things need some."""
 SHARED_ALIGNMENT = 128
 """Bytes that the places of shared buffers are multiples of."""
 

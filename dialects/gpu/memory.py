@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dialects.gpu._execution import Lanes, block_of
-from dialects.gpu._places import SHARED_ALIGNMENT, SHARED_LIMIT, byte_size, require_launch, shared_size
+from dialects.gpu._places import LOCAL_LIMIT, SHARED_ALIGNMENT, SHARED_LIMIT, byte_size, require_launch, shared_size
 from ir.core import Operation
 from ir.layout import layout_of
 from ir.opdef import AttributeSpec, RegionOpDef, TypeProblem, register
@@ -65,6 +65,8 @@ class Alloc(RegionOpDef):
         if type_.space == "local":
             if offset != -1:
                 raise TypeProblem("only shared buffers have a place in shared memory", attribute="offset")
+            if byte_size(op) > LOCAL_LIMIT:
+                raise TypeProblem(f"{type_} needs {byte_size(op)} bytes, a thread has {LOCAL_LIMIT} bytes of local memory")
             return
         if op.block is not launch.regions[0].block:
             raise TypeProblem("a shared buffer is for the whole run of a block", hint="put it at the top of the launch, outside of loops")

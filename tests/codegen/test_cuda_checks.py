@@ -11,6 +11,7 @@ import pytest
 
 import graph_opt
 from codegen.cuda.emit import emit_program
+from codegen.cuda.plan import Fail, Plan
 from graph_opt.cli import main
 from ir.diagnostics import GraphError
 from tests.checks import load
@@ -127,3 +128,31 @@ def test_operations_on_tensors_are_trusted(tmp_path: Path, capsys: pytest.Captur
         path.write_text(text)
         assert main([str(path), "--emit", "cuda", "--target", "sm_80"]) == 0
         assert ("const bool inside = " in capsys.readouterr().out) == checked
+
+
+def test_views() -> None:
+    """The host checks its own; those of kernels have to be proved."""
+    text = """graph @main(%C: memref<f32[64]>, %Q: f32[N]) {
+  %b = memref.alloc() : memref<u8[256]>
+  %v = memref.view(%b, offset=OFFSET) : memref<f32[8]>
+  gpu.launch(%x = 0 to 1, threads=8) {
+    %t = gpu.thread_id() : index
+    %a = memref.load(%v[%t]) : f32
+    memref.store(%a, %C[%t])
+    yield
+  }
+  return
+}
+"""
+    outside = r"bytes 300000000 to 300000032 are outside memref<u8.256.>"
+    for offset, message in (("64*N", ""), ("100000000*N", outside), ("3*N", "9 is not a multiple of 4")):
+        program = emit_program(module := load(text.replace("OFFSET", offset)), module.graphs["main"], checked=True)
+        if not message:
+            assert Plan.of(program, {"N": 3}).work is not None
+            continue
+        failed = [w for w in Plan.of(program, {"N": 3}).all_work() if isinstance(w, Fail)]
+        with pytest.raises(GraphError, match=message):
+            raise program.sites[failed[0].site].error(failed[0].first, failed[0].second, {"N": 3})
+    inside = "%u = gpu.alloc() : memref<u8[64], shared>\n%w = memref.view(%u, offset=1000000*N) : memref<f32[8], shared>\nmemref.store(%zero, %w[0])"
+    with pytest.raises(GraphError, match="it isn't known that"):
+        emit_program(module := load(kernel(inside)), module.graphs["main"], checked=True)

@@ -335,6 +335,7 @@ X = "%x = memref.load(%A[%t]) : f32\n"
         (kernel("gpu.launch(%y = 0 to 4, threads=1) {\n  yield\n}"), "a kernel can't launch kernels"),
         (kernel("scf.for(%i = 0 to 4) {\n  %l = gpu.alloc() : memref<f32[4], shared>\n  yield\n}"), "a shared buffer is for the whole run"),
         (kernel("%l = gpu.alloc() : memref<f32[60000], shared>"), "needs 240000 bytes, a block has 232448 bytes of shared memory"),
+        (kernel("%l = gpu.alloc() : memref<f32[40000], local>"), "needs 160000 bytes, a thread has 131072 bytes of local memory"),
         (kernel("%l = gpu.alloc(offset=232320) : memref<f32[64], shared>"), "needs 256 bytes from byte 232320 on"),
         (kernel("%l = gpu.alloc(offset=64) : memref<f32[64], shared>"), "expected a multiple of 128, found 64"),
         (kernel("%l = gpu.alloc(offset=0) : memref<f32[64], local>"), "only shared buffers have a place in shared memory"),
