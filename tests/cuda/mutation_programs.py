@@ -120,7 +120,7 @@ SUBJECTS: tuple[Subject, ...] = (
             "%a: f32[2, T, 8] inout, %b: f32[2, T, 8] inout, %x: f32[2, S, 8], %y: f32[S, 2, 8], %at: i64[], %p: i64[S]", "f32[2, T, 8]",
             "%k = rope(%x, %p, interleaved=true)", "%v = transpose(%y, perm=[1, 0, 2])", "%k2 = cache_update(%a, %k, %at)",
             "%v2 = cache_update(%b, %v, %at)", "%r = add(%k2, %v2)",
-        ),  # fmt: skip
+        ),
         ({"S": 70, "T": 75}, {"S": 3, "T": 5}),
     ),
     Subject("concat", graph("%x: f32[M, 5], %y: f32[M, 7]", "f32[M, 12]", "%z = concat(%x, %y, axis=1)"), ({"M": 11},)),
