@@ -9,6 +9,7 @@ from typing import Any
 from ir.builder import Builder
 from ir.builtin import yield_
 from ir.core import Block, Graph, Module, Operation, Region, Trivia, Value
+from ir.diagnostics import Diagnostic, GraphError
 from ir.dims import Dim, ceildiv, floordiv, product
 from ir.layout import LAYOUT, IndexExpr, RangeArg
 from ir.opdef import REGISTRY
@@ -262,9 +263,9 @@ def hoist_buffers(loop: Operation) -> None:
         bounds = [(v, b) for o in around if o.name == "scf.parallel" for v, b in zip(body(o).arguments, ranges(o), strict=True)]
         counts = [ceildiv(extent(b), b.step) for _, b in bounds]
         for op in buffer.users:
-            forms = read_layout(op)
             if op.name not in ("memref.load", "memref.store", "vector.load", "vector.store", "memref.prefetch"):
-                raise NotImplementedError(f"{op.name} of a buffer that a parallel loop makes")
+                raise GraphError(Diagnostic(f"{op.name}: kernels can't have this of %{buffer.name}, a buffer that a parallel loop makes", op.loc))
+            forms = read_layout(op)
             places = tuple(IndexExpr(floordiv(value_symbol(v) - b.start, b.step)) for v, b in bounds)
             write_layout(op, [Access(f.buffer, (*places, *f.indices)) if isinstance(f, Access) and f.buffer is buffer else f for f in forms])
         move_into(made, loop.block, loop)

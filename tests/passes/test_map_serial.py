@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from gpu_checks import CANONICAL, assert_mapped, left_on_top, loops, mapped, same_as_before
-from pass_checks import apply
+from pass_checks import apply, load
 
 from dialects.gpu.launch import captured_values
 from ir.clone import clone_module
 from ir.core import Module, Operation
+from ir.diagnostics import GraphError
 from ir.printer import print_module
 from ir.types import ScalarType
 from passes.gpu._threads import is_host_value
@@ -160,3 +161,21 @@ def test_every_program_goes_through(key: str, text: str) -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="threads"):
         MapSerial(threads=0)
+
+
+def test_other_shapes_of_a_buffer_of_each_round_are_refused() -> None:
+    text = """graph @main(%A: memref<f32[N]>, %C: memref<f32[N]>) {
+  scf.parallel(%i = 0 to N) {
+    %b = memref.alloc() : memref<f32[4]>
+    %v = memref.reshape(%b) : memref<f32[2, 2]>
+    %a = memref.load(%A[%i]) : f32
+    memref.store(%a, %v[1, 1])
+    %c = memref.load(%b[3]) : f32
+    memref.store(%c, %C[%i])
+    yield
+  }
+  return
+}
+"""
+    with pytest.raises(GraphError, match=r"4:10: error: memref.reshape: kernels can't have this of %b"):
+        apply(load(text), "map-serial")
