@@ -79,6 +79,8 @@ _CUDA = (
     "lower-to-loops",
     # sums in order are exact to f32, as on the CPU
     "widen-sums",
+    # factors of products by tensor cores in their own type
+    "narrow-buffers",
     # each nest becomes a kernel: the special forms first, then what is left, in the end a kernel of one thread
     "map-products$products",
     # what a row of a product is made of is computed by its kernel
