@@ -75,7 +75,7 @@ class FuseIntoLaunches(Pass):
         changed = False
         for graph in device_graphs(module):
             for block in list(host_blocks(graph.block)):
-                gather_rows(block)
+                changed |= bool(gather_rows(block))
                 for op in list(block):
                     producer = find_producer(op)
                     if producer is not None:
