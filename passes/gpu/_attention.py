@@ -147,7 +147,9 @@ class Blocks:
     def build(self, name: str) -> None:
         """The launch."""
         across = ceildiv(self.p.keys, KEYS) if self.split else ceildiv(self.total, self.t.rows)
-        launch([("x", across), ("h", self.p.key_heads), ("b", self.p.batch)], THREADS, self._kernel, name=name, tag="attention")
+        grid = [("x", across), ("h", self.p.key_heads), ("b", self.p.batch)]
+        # shared memory leaves room for one or two blocks; compilers that hope for more spill registers
+        launch(grid, THREADS, self._kernel, name=name, tag="attention", min_blocks=1)
 
     # -- the kernel ------------------------------------------------------------------------------------------------
 

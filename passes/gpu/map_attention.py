@@ -37,7 +37,7 @@ class MapAttention(Pass):
 
     After (what a thread does for the scores of the keys that are near)::
 
-        gpu.launch(%x = 0 to (3*S) ceildiv 64, %h = 0 to 3, %b = 0 to 1, threads=128, name="o", tag="attention") {
+        gpu.launch(%x = 0 to (3*S) ceildiv 64, %h = 0 to 3, %b = 0 to 1, threads=128, min_blocks=1, name="o", tag="attention") {
           ...
           %values = scf.for(%block = 0 to %end step 128, ..., tag="keys.block") {
             scf.for(%step = 0 to 4) {
