@@ -134,7 +134,7 @@ def run_parser() -> argparse.ArgumentParser:
     _program_flags(parser)
     parser.add_argument("--input", metavar="X=X.npy", dest="inputs", action="append", default=[], help="an array for a parameter; may be repeated")
     parser.add_argument("--output", metavar="Y=Y.npy", dest="outputs", action="append", default=[], help="where to write a result; may be repeated")
-    parser.add_argument("--device", help="what runs it: cpu (machine code), cuda or cuda:N (kernels on a GPU), reference (the interpreter)")
+    parser.add_argument("--device", help="what runs it: cpu (machine code), cuda or cuda:N (a GPU), cuda-emulated, reference (the interpreter)")
     parser.add_argument("--threads", metavar="N", type=_threads, default=1, help="threads of device cpu (default 1; 0: one for each processor)")
     _cache_flag(parser)
     return parser

@@ -302,6 +302,12 @@ def buffer_alignment(offset: Dim, base: int) -> int:
         divisor = offset
     else:
         assert isinstance(offset, DimExpr)
-        divisor = math.gcd(*(c for _, c in offset.terms))
+        divisor = math.gcd(*(c * math.prod(_atom_alignment(a, base) for a in monomial) for monomial, c in offset.terms))
     return min(base, divisor & -divisor) if divisor else base
 
+
+def _atom_alignment(atom: str | DimFunction, base: int) -> int:
+    """A power of two that divides every value of a factor of an offset: plans have maxima of sizes in them."""
+    if isinstance(atom, DimFunction) and atom.kind in ("min", "max"):
+        return min(buffer_alignment(a, base) for a in atom.args)
+    return 1

@@ -44,6 +44,20 @@ TARGETS: dict[str, Target] = {
 }
 """The targets that all tests compile for (CUDA C++ Programming Guide, technical specifications for the sizes), the oldest first."""
 
+OTHERS: dict[str, Target] = {
+    t.name: t
+    for t in (
+        Target("sm_86", 99 << 10),
+        Target("sm_87", 163 << 10),
+        Target("sm_89", 99 << 10),
+        Target("sm_100", 227 << 10),
+        Target("sm_100a", 227 << 10),
+        Target("sm_120", 99 << 10),
+        Target("sm_120a", 99 << 10),
+    )
+}
+"""Targets that code can be compiled for, too."""
+
 DEFAULT = "sm_80"
 """What code is for where no device says otherwise."""
 
@@ -61,8 +75,9 @@ def any_target(name: str) -> Target:
 
     Raises GraphError for what is no such name, or older than the oldest target.
     """
-    if name in TARGETS:
-        return TARGETS[name]
+    known = TARGETS.get(name, OTHERS.get(name))
+    if known is not None:
+        return known
     if _NAME.fullmatch(name) is None:
         return find_target(name)
     target = Target(name)

@@ -488,9 +488,9 @@ class Writer:
         """Writes one operation.  Raises GraphError for one that native code does not have."""
         handler = HANDLERS.get(op.definition.full_name)
         if handler is None:
-            raise GraphError(
-                Diagnostic(f"codegen: no native code for '{op.definition.text_name}'", op.loc, "it is for a higher level: lower it first")
-            )
+            kernel = op.definition.dialect == "gpu"
+            hint = "it is for a GPU: --device cuda, or cuda-emulated" if kernel else "it is for a higher level: lower it first"
+            raise GraphError(Diagnostic(f"codegen: no native code for '{op.definition.text_name}'", op.loc, hint))
         self.current = op
         try:
             handler(self, op)

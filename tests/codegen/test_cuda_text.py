@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from codegen.cuda.emit import emit_program
-from codegen.cuda.kernels import fold
+from codegen.cuda.kernels import buffer_alignment, fold
 from codegen.cuda.module import BufferRef, CopyStep, CudaProgram, IfStep, LaunchStep, LoopStep
 from codegen.cuda.names import comment, identifier, kernel_identifier
 from ir.core import Module
 from ir.diagnostics import GraphError
-from ir.dims import ceildiv, dim_max, product, symbol
+from ir.dims import Dim, ceildiv, dim_max, dim_min, product, symbol
 from tests import cuda_math_header
 from tests.checks import load
 
@@ -285,3 +285,20 @@ graph @main(%A: memref<f32[N]>) {
     assert "while" not in code(program).replace("while_", "")
     for line in program.source.splitlines():
         assert not line.endswith("\\")
+
+
+@pytest.mark.parametrize(
+    ("offset", "alignment"),
+    [
+        (0, 256), (96, 32), ("4096*S", 256), ("4096*S+64", 64), ("max(4096*S, 2048*S+64*B)", 64),
+        ("8*max(S, B)+4*B", 4), ("64*min(8*S, 16)", 256), ("3*S", 1),
+    ],
+)
+def test_alignment_of_offsets(offset: int | str, alignment: int) -> None:
+    """Of sizes that are not known: maxima, which plans of memory have, too."""
+    size, batch = symbol("S"), symbol("B")
+    made: dict[str, Dim] = {
+        "4096*S": 4096 * size, "4096*S+64": 4096 * size + 64, "max(4096*S, 2048*S+64*B)": dim_max(4096 * size, 2048 * size + 64 * batch),
+        "8*max(S, B)+4*B": 8 * dim_max(size, batch) + 4 * batch, "64*min(8*S, 16)": 64 * dim_min(8 * size, 16), "3*S": 3 * size,
+    }  # fmt: skip
+    assert buffer_alignment(made[offset] if isinstance(offset, str) else offset, 256) == alignment

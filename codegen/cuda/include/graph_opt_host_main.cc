@@ -1,6 +1,6 @@
 /* A program around kernels that are built with a sanitizer: it does what a job file says, in a child process for each mark.
 
-   Usage: PROGRAM JOB RESULTS SECONDS.  codegen/cuda/emulation.py writes the one and reads the other: the first run leaves nothing out and
+   Usage: PROGRAM JOB RESULTS SECONDS.  codegen/cuda/sanitized.py writes the one and reads the other: the first run leaves nothing out and
    its outputs are the results; those of the others are compared with them.  */
 #include <errno.h>
 #include <stdio.h>
