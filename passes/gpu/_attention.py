@@ -39,7 +39,7 @@ from ir.attributes import Dense
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv, mod, substitute
 from ir.types import boolean, f32, i32
-from passes.gpu._copies import cp_async, cp_commit, cp_wait
+from passes.gpu._async_copies import cp_async, cp_commit, cp_wait
 from passes.gpu._kernels import barrier, both, equal, is_multiple, launch, less, local, named, shared, thread, warp_reduce, when
 from passes.linalg._views import View
 from passes.loops._attention import KEYS, LANES, LOWEST, Problem, Sight, sight_of

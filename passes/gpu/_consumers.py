@@ -10,7 +10,7 @@ from ir.dims import Dim, substitute, symbols_of
 from ir.layout import IndexExpr
 from ir.rewriter import is_pure
 from ir.types import MemRefType
-from passes.gpu._threads import inside_of, is_lowered, parallel_nest
+from passes.gpu._nests import inside_of, is_lowered, parallel_nest
 from passes.loops._loops import Access, accesses, move_into, read_layout, value_symbol, write_layout
 from passes.loops._memory import alias, all_accesses, memory_of, stored_value
 

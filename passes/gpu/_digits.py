@@ -28,7 +28,7 @@ from dialects.vector import extract
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv, mod, product
 from ir.types import ScalarType, f16, f32, i32, index
-from passes.gpu._copies import cp_async, cp_commit, cp_wait
+from passes.gpu._async_copies import cp_async, cp_commit, cp_wait
 from passes.gpu._kernels import (
     WARP,
     barrier,

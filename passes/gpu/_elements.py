@@ -12,7 +12,7 @@ from ir.core import Block, Operation, Value
 from ir.dims import Dim, ceildiv, exact_div, substitute, symbols_of
 from ir.types import MemRefType
 from passes.gpu._kernels import LINE, is_multiple, launch, less, local, named, split_index, thread, value_of, when
-from passes.gpu._threads import ParallelNest, hand_over, kernel_name, make_serial, move_body, set_variable
+from passes.gpu._nests import ParallelNest, hand_over, kernel_name, make_serial, move_body, set_variable
 from passes.loops._blocks import active, load, loop, store
 from passes.loops._loops import Access, accesses, depends_on, value_symbol
 from passes.loops._memory import alias, all_accesses, memory_of, stored_value

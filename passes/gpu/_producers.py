@@ -11,10 +11,10 @@ from ir.core import Block, Operation, Value
 from ir.dims import Dim, mod, product, symbols_of
 from ir.rewriter import is_pure
 from ir.types import DType, MemRefType, ScalarType
-from passes.gpu._copying import Copier, drop_unused
+from passes.gpu._bodies import Copier, drop_unused
 from passes.gpu._kernels import barrier, both, equal, less, shared, thread, when
+from passes.gpu._nests import is_lowered, own_buffers, parallel_nest
 from passes.gpu._rows import LANES, Reduction, chosen, find_rows
-from passes.gpu._threads import is_lowered, own_buffers, parallel_nest
 from passes.loops._blocks import buffer_type, index_value, load, loop, store
 from passes.loops._loops import accesses, body, extent, ranges, value_symbol
 from passes.loops._memory import Access, alias, all_accesses, memory_of, stored_value

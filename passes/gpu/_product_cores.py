@@ -8,15 +8,15 @@ from dialects.vector import insert, reshape, shuffle
 from ir.core import Value
 from ir.dims import Dim, floordiv, mod
 from ir.types import DType, VectorType, f32
-from passes.gpu._copies import ldmatrix, mma
+from passes.gpu._async_copies import ldmatrix, mma
 from passes.gpu._kernels import LINE, barrier, launch, local, named, thread, warp_of
+from passes.gpu._nests import kernel_name
 from passes.gpu._product_nests import Factor, Product, ProductNest
 from passes.gpu._product_pipeline import pipelined
 from passes.gpu._product_results import Patches, write_results
 from passes.gpu._product_schedules import MOST_SUMS, CoreSchedule, registers
 from passes.gpu._product_staging import Problem, Shape, Tile, stage
 from passes.gpu._product_tiles import grid_of, start_of, tile_places
-from passes.gpu._threads import kernel_name
 from passes.loops._blocks import filled, load, loop, number, store
 
 NARROW_TYPES = ("bf16", "f16")

@@ -11,8 +11,8 @@ from ir.core import Operation, Value
 from ir.dims import Dim, substitute
 from ir.inference import plain_symbol
 from ir.types import MemRefType, f32
+from passes.gpu._nests import parallel_nest
 from passes.gpu._product_nests import Factor, ProductNest
-from passes.gpu._threads import parallel_nest
 from passes.loops._blocks import buffer_type, load
 from passes.loops._loops import accesses, outermost
 from passes.loops._memory import accesses_of, memory_of, stored_value, written_between

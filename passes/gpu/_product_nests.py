@@ -9,7 +9,7 @@ from ir.core import Operation, Value
 from ir.dims import Dim, DimExpr, exact_div, substitute, symbol, symbols_of
 from ir.layout import IndexExpr
 from ir.types import DType, MemRefType, ScalarType
-from passes.gpu._threads import ParallelNest, is_host_value, parallel_nest
+from passes.gpu._nests import ParallelNest, is_host_value, parallel_nest
 from passes.loops._dependence import is_inside
 from passes.loops._loops import Access, accesses, body, depends_on, initial_values, single_range, tag_of, value_symbol
 from passes.loops._memory import accesses_of, alias, memory_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ir.core import Value
 from ir.dims import Dim, ceildiv, exact_div, floordiv, mod
-from passes.gpu._copies import cp_commit, cp_wait
+from passes.gpu._async_copies import cp_commit, cp_wait
 from passes.gpu._kernels import barrier, less, named, when
 from passes.gpu._product_staging import Tile
 from passes.loops._blocks import loop

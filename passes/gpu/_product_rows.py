@@ -14,13 +14,13 @@ from ir.core import Value
 from ir.dims import Dim, ceildiv, dim_min, floordiv, mod, product
 from ir.types import ScalarType, VectorType
 from passes.gpu._kernels import LINE, barrier, launch, less, local, named, split_index, thread, when
+from passes.gpu._nests import kernel_name
 from passes.gpu._product_nests import Factor, Product, ProductNest
 from passes.gpu._product_pipeline import pipelined
 from passes.gpu._product_results import Patches, write_results
 from passes.gpu._product_schedules import FEW, RowSchedule
 from passes.gpu._product_staging import Problem, Shape, Tile, stage
 from passes.gpu._product_tiles import start_of
-from passes.gpu._threads import kernel_name
 from passes.loops._blocks import load, loop, store
 
 CHAIN = 16

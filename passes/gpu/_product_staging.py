@@ -12,7 +12,7 @@ from dialects.vector import extract
 from ir.core import Value
 from ir.dims import Dim, dim_min, exact_div, floordiv, mod
 from ir.types import DType, VectorType
-from passes.gpu._copies import cp_async
+from passes.gpu._async_copies import cp_async
 from passes.gpu._kernels import LINE, less, named, shared, when
 from passes.gpu._product_nests import Factor, Product
 from passes.gpu._product_scalars import Scalars, as_run, placed

@@ -10,13 +10,13 @@ from ir.core import Value
 from ir.dims import Dim, ceildiv, dim_min, floordiv, mod, product
 from ir.types import VectorType
 from passes.gpu._kernels import LINE, barrier, launch, local, named, split_index, thread, warp_of
+from passes.gpu._nests import kernel_name
 from passes.gpu._product_nests import Factor, Product, ProductNest
 from passes.gpu._product_pipeline import pipelined
 from passes.gpu._product_results import Patches, write_results
 from passes.gpu._product_scalars import Scalars
 from passes.gpu._product_schedules import MOST_SUMS, TileSchedule, registers
 from passes.gpu._product_staging import Problem, Shape, Tile, stage
-from passes.gpu._threads import kernel_name
 from passes.loops._blocks import filled, load, loop, store
 
 SQUARE = 4

@@ -9,13 +9,13 @@ from ir.builder import Builder
 from ir.core import Block, Operation, Value
 from ir.dims import Dim, exact_div, floordiv, mod
 from ir.types import DType
-from passes.gpu._copying import Copier, drop_unused
+from passes.gpu._bodies import Copier, drop_unused
 from passes.gpu._elements import Run, find_runs, run_width
 from passes.gpu._kernels import LINE, WARP, barrier, equal, launch, local, named, shared, split_index, thread, when
+from passes.gpu._nests import ParallelNest, hand_over, parallel_nest
 from passes.gpu._row_loads import Loads, place_of
 from passes.gpu._row_sums import OrderedSum
 from passes.gpu._rows import Reduction, Rows, has_large_elements, part_size, row_kernel_name
-from passes.gpu._threads import ParallelNest, hand_over, parallel_nest
 from passes.loops._blocks import load, loop, store
 from passes.loops._loops import accesses, body
 from passes.loops._memory import Access as Touched

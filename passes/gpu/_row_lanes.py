@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from ir.builder import Builder
 from ir.core import Block, Operation, Value
 from ir.dims import Dim, ceildiv, dim_max, floordiv, mod, symbols_of
-from passes.gpu._copying import Copier, drop_unused
+from passes.gpu._bodies import Copier, drop_unused
 from passes.gpu._kernels import barrier, both, equal, is_multiple, launch, less, local, named, split_index, thread, when
+from passes.gpu._nests import hand_over, parallel_nest
 from passes.gpu._rows import LANES, Reduction, Rows, chosen, has_large_elements, part_size, row_kernel_name
-from passes.gpu._threads import hand_over, parallel_nest
 from passes.loops._blocks import buffer_type, index_value, load, loop, store
 from passes.loops._loops import Access, accesses, body, extent, ranges, value_symbol
 from passes.loops._memory import alias, all_accesses, memory_of, stored_value

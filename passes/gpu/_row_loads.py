@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ir.core import Operation, Value
 from ir.dims import Dim
 from ir.types import boolean
-from passes.gpu._copying import Special
+from passes.gpu._bodies import Special
 from passes.gpu._elements import Run, find_loads
 from passes.gpu._kernels import LINE, local
 from passes.loops._blocks import load, store

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ir.core import Operation, Value
 from ir.dims import Dim, floordiv, mod
 from ir.types import DType, ScalarType
-from passes.gpu._copying import drop_unused
+from passes.gpu._bodies import drop_unused
 from passes.gpu._kernels import LINE, WARP, barrier, equal, less, local, named, results_when, shared, when
 from passes.gpu._row_loads import Loads
 from passes.gpu._rows import LANES, Reduction, chosen

@@ -12,7 +12,7 @@ from ir.opdef import REGISTRY
 from ir.rewriter import is_pure
 from ir.types import DType, MemRefType, ScalarType
 from passes.gpu._kernels import warp_reduce
-from passes.gpu._threads import ParallelNest, is_lowered, own_buffers, parallel_nest
+from passes.gpu._nests import ParallelNest, is_lowered, own_buffers, parallel_nest
 from passes.loops._blocks import active, number
 from passes.loops._loops import Access, accesses, body, depends_on, extent, initial_values, ranges, read_layout, tag_of, value_symbol
 from passes.loops._memory import alias, all_accesses, memory_of

@@ -11,7 +11,7 @@ from ir.core import Block, Operation, Value
 from ir.rewriter import is_pure
 from ir.types import ScalarType, VectorType
 from passes.gpu._kernels import launch
-from passes.gpu._threads import is_host_control, is_host_value, is_lowered
+from passes.gpu._nests import is_host_control, is_host_value, is_lowered
 from passes.loops._blocks import Place, alloc, load, store
 from passes.loops._loops import body, clone_before, parent
 from passes.loops._memory import alias, all_accesses, memory_of, written_between

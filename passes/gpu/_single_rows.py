@@ -12,8 +12,8 @@ from ir.dims import is_static
 from ir.layout import RangeArg
 from ir.rewriter import is_pure, move_before
 from ir.types import ScalarType
+from passes.gpu._nests import is_host_control, is_lowered, own_buffers, parallel_nest
 from passes.gpu._rows import reduction_of
-from passes.gpu._threads import is_host_control, is_lowered, own_buffers, parallel_nest
 from passes.loops._blocks import alloc, load, store
 from passes.loops._loops import body, create_loop, end_loop
 from passes.loops._memory import all_accesses

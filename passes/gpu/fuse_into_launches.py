@@ -11,10 +11,10 @@ from ir.dims import symbols_of
 from ir.rewriter import is_pure
 from ir.types import MemRefType, ScalarType
 from passes.gpu._consumers import find_copy, store_where_copied
+from passes.gpu._nests import device_graphs, hand_over, host_blocks, inside_of, is_host_control
 from passes.gpu._producers import Producer, find_producer, fuse, loads_of, rows_of, terms_of
 from passes.gpu._rows import Reduction
 from passes.gpu._single_rows import gather_rows
-from passes.gpu._threads import device_graphs, hand_over, host_blocks, inside_of, is_host_control
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import clone_before, parent
 from passes.loops._memory import alias, all_accesses

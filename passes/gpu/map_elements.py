@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ir.core import Module, Operation
 from passes.gpu._elements import find_runs, launch_runs, run_width
-from passes.gpu._threads import device_graphs, host_blocks, is_lowered, launch_rounds, own_buffers, parallel_nest
+from passes.gpu._nests import device_graphs, host_blocks, is_lowered, launch_rounds, own_buffers, parallel_nest
 from passes.gpu._transposing import find_across, launch_tiles
 from passes.infra.base import Pass, PassContext
 

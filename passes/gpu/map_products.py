@@ -9,6 +9,7 @@ from ir.builder import Builder
 from ir.core import Module, Operation
 from ir.types import f32
 from passes.gpu._kernels import less, when
+from passes.gpu._nests import device_graphs, host_blocks
 from passes.gpu._product_cores import build_cores, narrow_type
 from passes.gpu._product_narrow import narrow_factors
 from passes.gpu._product_nests import NoProduct, ProductNest, find_product
@@ -27,7 +28,6 @@ from passes.gpu._product_schedules import (
     most_rows,
 )
 from passes.gpu._product_tiles import build_tiles
-from passes.gpu._threads import device_graphs, host_blocks
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import is_loop, tag_of
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ir.core import Module, Operation
+from passes.gpu._nests import device_graphs, host_blocks
 from passes.gpu._row_blocks import LongRows, threads_for
 from passes.gpu._row_lanes import ShortRows, can_be_short
 from passes.gpu._rows import find_rows
 from passes.gpu._single_rows import gather_rows
-from passes.gpu._threads import device_graphs, host_blocks
 from passes.infra.base import Pass, PassContext
 
 

@@ -8,8 +8,7 @@ from typing import ClassVar
 from ir.builder import Builder
 from ir.core import Block, Module, Operation
 from passes.gpu._kernels import launch
-from passes.gpu._scalars import bring_scalars, drop_scalars, is_serial, keep_results
-from passes.gpu._threads import (
+from passes.gpu._nests import (
     device_graphs,
     hoist_buffers,
     host_blocks,
@@ -21,6 +20,7 @@ from passes.gpu._threads import (
     parallel_nest,
     swap_into_parallel,
 )  # fmt: skip
+from passes.gpu._scalars import bring_scalars, drop_scalars, is_serial, keep_results
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import body, move_into
 from passes.loops._memory import alias, all_accesses, is_movable, memory_of

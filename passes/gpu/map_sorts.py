@@ -11,8 +11,8 @@ from ir.builder import Builder
 from ir.core import Module, Operation, Value
 from ir.rewriter import replace_op
 from ir.types import TensorType, is_known
+from passes.gpu._nests import device_graphs, host_blocks
 from passes.gpu._sorts import RowsOf, keep_most_probable, sort_rows
-from passes.gpu._threads import device_graphs, host_blocks
 from passes.infra.base import Pass, PassContext
 from passes.linalg._sorting import check_count
 from passes.loops._blocks import alloc

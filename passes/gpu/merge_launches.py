@@ -11,7 +11,7 @@ from ir.core import Block, Module, Operation, Value
 from ir.dims import Dim
 from ir.rewriter import is_pure, move_before
 from passes.gpu._kernels import launch, less, value_of, when
-from passes.gpu._threads import device_graphs, hand_over, host_blocks
+from passes.gpu._nests import device_graphs, hand_over, host_blocks
 from passes.infra.base import Pass, PassContext
 from passes.loops._blocks import active
 from passes.loops._loops import body, extent, move_into, ranges

@@ -16,7 +16,7 @@ from ir.inputs import CAUTION_LEVELS, GeneratedWeights, Kind, choose_sizes, gene
 from ir.interpreter import Interpreter
 from ir.printer import print_module
 from ir.references import load_time_graphs
-from passes.gpu._threads import is_host_control
+from passes.gpu._nests import is_host_control
 from passes.infra.verify_exec import describe_difference, entry_graphs, same_bits
 from passes.pipelines import PRESETS
 

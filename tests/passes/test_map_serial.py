@@ -12,7 +12,7 @@ from ir.core import Module, Operation
 from ir.diagnostics import GraphError
 from ir.printer import print_module
 from ir.types import ScalarType
-from passes.gpu._threads import is_host_value
+from passes.gpu._nests import is_host_value
 from passes.gpu.map_serial import MapSerial
 from tests.checks import all_examples
 

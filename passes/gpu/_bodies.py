@@ -8,7 +8,7 @@ from ir.clone import clone_operation
 from ir.core import Graph, Operation, Value
 from ir.dims import Dim, substitute, symbols_of
 from passes.gpu._kernels import value_of
-from passes.gpu._threads import make_serial
+from passes.gpu._nests import make_serial
 from passes.loops._blocks import active
 from passes.loops._loops import value_symbol
 
