@@ -22,8 +22,9 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
+# as many processes as there are processors, four at most
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 # thousands of random programs; COUNT=... how many
 fuzz: $(VENV)/.test
