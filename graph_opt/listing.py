@@ -62,9 +62,9 @@ def list_names(what: str) -> int:
 def explain(name: str) -> int:
     """Prints a reference page; 1 when there is none of that name."""
     from passes.infra.registry import pass_files
-    from passes.pipelines import OTHER_TARGETS, PRESETS
+    from passes.pipelines import OTHER_GPUS, OTHER_TARGETS, PRESETS
 
-    presets = {**PRESETS, **OTHER_TARGETS}
+    presets = {**PRESETS, **OTHER_TARGETS, **OTHER_GPUS}
     if name in presets:
         print(f"{name} is the pipeline\n\n  {presets[name]}")
         return 0

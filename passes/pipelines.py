@@ -157,14 +157,16 @@ PRESETS: dict[str, str] = {
 }
 
 
-OTHER_TARGETS: dict[str, str] = {
-    **{name: ",".join(("O1", *_LINALG, *t.passes())) for name, t in TARGETS.items() if name not in PRESETS},
+OTHER_TARGETS: dict[str, str] = {name: ",".join(("O1", *_LINALG, *t.passes())) for name, t in TARGETS.items() if name not in PRESETS}
+"""The preset ``cpu`` with the numbers of other processors."""
+
+OTHER_GPUS: dict[str, str] = {
     # 99 KiB of shared memory for a block
     "cuda-sm86": _cuda_passes(attention="{shared=101376}", products=""),
     # 64 KiB of shared memory for a block; its tensor cores know no bf16, and have no cp.async to be fed by
     "cuda-sm75": _cuda_passes(attention="{shared=65536}", products="{tensor_cores=false}"),
 }
-"""The preset ``cpu`` with the numbers of other processors, and ``cuda`` for what older and smaller GPUs have."""
+"""The preset ``cuda`` for what older and smaller GPUs have."""
 
 
 def preset_for(features: Collection[str]) -> str:
@@ -181,4 +183,4 @@ def preset_for_gpu(capability: tuple[int, int]) -> str:
 
 def load_pipeline(text: str) -> list[Pass]:
     """The passes of a pipeline string, presets expanded.  Raises GraphError located in the string."""
-    return parse_pipeline(text, {**PRESETS, **OTHER_TARGETS})
+    return parse_pipeline(text, {**PRESETS, **OTHER_TARGETS, **OTHER_GPUS})
