@@ -116,8 +116,7 @@ def _gpu_target(args: argparse.Namespace) -> GpuTarget | None:
     """The GPU that kernels are for: the one that was named; where machine code of one is wanted, else one that is chosen, which is said."""
     if args.target is None and args.emit not in CUDA:
         return None
-    from codegen.cuda.targets import OTHERS
-    from codegen.cuda.targets import TARGETS as KNOWN
+    from codegen.cuda.targets import find_target
 
     if args.target is None:
         from codegen.cuda.toolchain import choose_target
@@ -127,11 +126,11 @@ def _gpu_target(args: argparse.Namespace) -> GpuTarget | None:
         return chosen
     if args.emit not in ("gpu", *CUDA):
         raise UsageError(f"--target is for --emit gpu, {', '.join(CUDA)}")
-    found = KNOWN.get(args.target, OTHERS.get(args.target))
-    if found is None:
-        hint = did_you_mean(args.target, KNOWN) or f"targets: {', '.join(KNOWN)}; also {', '.join(OTHERS)}"
-        raise UsageError(f"--target: there is no target '{args.target[:80]}'; {hint}")
-    return found
+    try:
+        return find_target(args.target)
+    except GraphError as error:
+        (problem,) = error.diagnostics
+        raise UsageError(f"--target: {problem.message}; {problem.hint}") from None
 
 
 def _emit_target(module: Module, graph: Graph, emit: str, target: GpuTarget | None, checked: bool) -> str | bytes:

@@ -63,11 +63,12 @@ DEFAULT = "sm_80"
 
 
 def find_target(name: str) -> Target:
-    """One of :data:`TARGETS`.  Raises GraphError for another name."""
-    if name not in TARGETS:
-        hint = did_you_mean(name, TARGETS) or f"targets: {', '.join(TARGETS)}"
+    """One of :data:`TARGETS` or :data:`OTHERS`.  Raises GraphError for another name."""
+    known = {**TARGETS, **OTHERS}
+    if name not in known:
+        hint = did_you_mean(name, known) or f"targets: {', '.join(known)}"
         raise GraphError(Diagnostic(f"there is no target '{name[:80]}'", hint=hint))
-    return TARGETS[name]
+    return known[name]
 
 
 def any_target(name: str) -> Target:
@@ -75,10 +76,7 @@ def any_target(name: str) -> Target:
 
     Raises GraphError for what is no such name, or older than the oldest target.
     """
-    known = TARGETS.get(name, OTHERS.get(name))
-    if known is not None:
-        return known
-    if _NAME.fullmatch(name) is None:
+    if name in TARGETS or name in OTHERS or _NAME.fullmatch(name) is None:
         return find_target(name)
     target = Target(name)
     oldest = next(iter(TARGETS.values()))

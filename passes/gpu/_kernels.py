@@ -200,17 +200,6 @@ def is_multiple(dim: Dim, size: int) -> bool:
     return exact_div(dim, size) is not None
 
 
-def run_length(type_: MemRefType, most: int) -> int:
-    """How many neighbours along the last axis one thread may load at once where it starts at a multiple of that in each row.
-
-    Buffers are aligned to 64 bytes at least; rows are when their length is a multiple.  A power of two, 16 bytes at most.
-    """
-    size = min(most, max(1, LINE // type_.dtype.itemsize))
-    while size > 1 and len(type_.shape) > 1 and not is_multiple(type_.shape[-1], size):
-        size //= 2
-    return size
-
-
 def count(sizes: Sequence[Dim]) -> Dim:
     """How many places there are in a space of such sizes."""
     return product(sizes)

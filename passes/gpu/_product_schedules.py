@@ -24,12 +24,8 @@ ROWS_TRIED = (64, 1024, 1 << 16)
 
 
 @dataclass(frozen=True)
-class TileSchedule:
-    """A tile of ``rows`` by ``columns`` of a result, ``depth`` steps at a time.
-
-    ``warps`` are those along rows and columns.  The threads of a warp stand in 4 rows of 8; each has squares of 4 by 4 elements, 16 rows and
-    32 columns apart, so that what a warp reads of shared memory at once lies in different banks.
-    """
+class _Schedule:
+    """A tile of ``rows`` by ``columns`` of a result, ``depth`` steps at a time; ``warps`` are those along rows and columns."""
 
     rows: int
     columns: int
@@ -48,6 +44,15 @@ class TileSchedule:
     def threads(self) -> int:
         """Threads of a block."""
         return 32 * self.warps[0] * self.warps[1]
+
+
+@dataclass(frozen=True)
+class TileSchedule(_Schedule):
+    """A tile whose elements are summed up one by one.
+
+    The threads of a warp stand in 4 rows of 8; each has squares of 4 by 4 elements, 16 rows and
+    32 columns apart, so that what a warp reads of shared memory at once lies in different banks.
+    """
 
     @property
     def squares(self) -> tuple[int, int]:
@@ -74,26 +79,8 @@ MOST_SUMS = 64
 
 
 @dataclass(frozen=True)
-class CoreSchedule:
+class CoreSchedule(_Schedule):
     """A tile for the tensor cores; ``warps`` along rows and columns have 16-row and 8-column fragments each."""
-
-    rows: int
-    columns: int
-    depth: int
-    warps: tuple[int, int]
-    stages: int
-    quality: float
-    min_blocks: int = 1
-
-    @property
-    def name(self) -> str:
-        """How the option ``tile`` calls it."""
-        return f"{self.rows}x{self.columns}"
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps[0] * self.warps[1]
 
     @property
     def fragments(self) -> tuple[int, int]:

@@ -8,11 +8,9 @@ from typing import ClassVar, Literal
 
 from ir.core import Module
 from ir.dims import Dim, ceildiv, product
-from ir.rewriter import walk_graphs
 from passes.gpu._kernels import launch, less, named, split_index, thread, when
-from passes.graph._rope import is_whole
 from passes.infra.base import Pass, PassContext
-from passes.loops.lower_rope import Loops, Tables, lower_op
+from passes.loops.lower_rope import Loops, lower_all
 
 _THREADS = 256
 
@@ -47,15 +45,7 @@ class MapRope(Pass):
     keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
-        changed = False
-        for graph in walk_graphs(module):
-            tables: Tables = {}
-            for op in [o for o in graph.block if o.name == "graph.rope"]:
-                if is_whole(op):
-                    lower_op(op, tables, Kernels())
-                    context.count("rotary embeddings")
-                    changed = True
-        return changed
+        return lower_all(module, context, Kernels())
 
 
 class Kernels(Loops):

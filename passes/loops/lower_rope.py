@@ -65,15 +65,20 @@ class LowerRope(Pass):
     keeps_types: ClassVar[bool] = True
 
     def run(self, module: Module, context: PassContext) -> bool:
-        changed = False
-        for graph in walk_graphs(module):
-            tables: Tables = {}
-            for op in [o for o in graph.block if o.name == "graph.rope"]:
-                if is_whole(op):
-                    lower_op(op, tables, Loops())
-                    context.count("rotary embeddings")
-                    changed = True
-        return changed
+        return lower_all(module, context, Loops())
+
+
+def lower_all(module: Module, context: PassContext, form: Loops) -> bool:
+    """Lowers the embeddings of every graph, each graph with tables of its own; returns whether there are any."""
+    changed = False
+    for graph in walk_graphs(module):
+        tables: Tables = {}
+        for op in [o for o in graph.block if o.name == "graph.rope"]:
+            if is_whole(op):
+                lower_op(op, tables, form)
+                context.count("rotary embeddings")
+                changed = True
+    return changed
 
 
 class Loops:

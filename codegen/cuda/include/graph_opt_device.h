@@ -11,7 +11,6 @@
 #define GO_DEVICE static __device__ __forceinline__
 #define GO_MEMBER __device__ __forceinline__
 #define GO_CONSTANT __host__ __device__ constexpr
-#define GO_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define GO_AT
 #define GO_HERE
 #define GO_ALL_LANES 0xffffffffu

@@ -15,7 +15,6 @@
 #define GO_DEVICE static inline
 #define GO_MEMBER inline
 #define GO_CONSTANT constexpr
-#define GO_KERNEL(threads, blocks) extern "C" void
 #define GO_AT , int line = __builtin_LINE()
 #define GO_HERE , line
 
