@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ir.builder import Builder
-from ir.core import Module, Operation
+from ir.core import Module, Operation, Value
 from ir.dims import Dim
 from ir.layout import LAYOUT, RangeArg
 from ir.opdef import REGISTRY
 from ir.rewriter import is_pure, walk_graphs
-from ir.types import MemRefType, VectorType
+from ir.types import DType, MemRefType, Type, VectorType
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import (
     Access,
@@ -21,9 +22,11 @@ from passes.loops._loops import (
     create_loop,
     depends_on,
     end_loop,
+    extent,
     is_loop,
     loops_tagged,
     number_layout,
+    parent,
     parent_loop,
     set_initial_values,
     set_range,
@@ -34,9 +37,10 @@ from passes.loops._loops import (
     variable,
 )
 from passes.loops._memory import alias, all_accesses, memory_of
+from passes.loops._versions import is_for_few, two_versions
 
-_ROUNDS = 6
-"""Tiles of rows from which on reading a panel again and again is what counts."""
+_ROUNDS = 2
+"""Tiles of rows from which on a panel is read again, and should still be near."""
 
 BLOCK = "k.block"
 """The tag of loops over blocks."""
@@ -75,7 +79,9 @@ class BlockLongSums(Pass):
     steps that is more than a near cache has.  A piece of a panel takes ``bytes`` at most.  The terms are added in the same order,
     and what is stored in between is what would have stayed in registers, so the bits are the same.
 
-    It is for factors in panels and six tiles of rows or more, or an unknown number, and a number of steps that is known.
+    It is for factors in panels and two tiles of rows or more, and a number of steps that is known.  Where the number of rows is known
+    only when the program runs, there are two versions of the nest.  A factor that is widened (f16, bf16) counts with the bytes that it
+    has then, as ``widen-panels`` keeps it.
     """
 
     loop: str = "n.tile"
@@ -101,6 +107,7 @@ class BlockLongSums(Pass):
                 sums = self._sums(panels)
                 steps = self._steps(sums) if sums else None
                 if steps is not None:
+                    _make_versions(panels, sums[0])
                     self._block(panels, *steps)
                     made += 1
         context.count("products in blocks", made)
@@ -119,7 +126,7 @@ class BlockLongSums(Pass):
             if sums is None:
                 return []
             found.append(sums)
-        return found if found and _is_worth_it(found[0]) else []
+        return found if found and _is_worth_it(found[0]) and not is_for_few(panels) else []
 
     def _sum_of_rows(self, rows: Operation) -> Operation | None:
         """The loop over steps in a loop over tiles of rows, whose result is stored at once in memory that only the result needs."""
@@ -200,26 +207,52 @@ def _before(op: Operation) -> list[Operation]:
 
 
 def _is_worth_it(sums: Operation) -> bool:
-    """Whether six tiles of rows, or an unknown number, read a panel."""
+    """Whether enough tiles of rows, or an unknown number, read a panel."""
+    rows, step = _rows(sums)
+    return step is not None and (not isinstance(rows, int) or rows >= _ROUNDS * step)
+
+
+def _rows(sums: Operation) -> tuple[Dim, int | None]:
+    """The rows of a product, as far as whole tiles have them, and those of a tile; None where they are not known."""
     rows = parent_loop(sums)
     bounds = single_range(rows) if rows is not None else None
-    if bounds is None or not isinstance(bounds.step, int):
-        return False
-    known = static_extent(bounds)
-    return known is None or known >= _ROUNDS * bounds.step
+    return (extent(bounds), bounds.step) if bounds is not None and isinstance(bounds.step, int) else (0, None)
 
 
-def _line_bytes(sums: Operation) -> int:
-    """The bytes of the line of a panel that a step reads; 0 where a step reads none."""
-    found = 0
+def _make_versions(panels: Operation, sums: Operation) -> None:
+    """A version without blocks for few rows, if nobody knows how many there are and no version is for many already."""
+    rows, step = _rows(sums)
+    if step is not None and not isinstance(rows, int) and parent(panels) is None:
+        two_versions(panels, [(rows, _ROUNDS * step)])
+
+
+def _lines(sums: Operation) -> Iterator[tuple[Operation, int]]:
+    """The loads of lines of panels in a step, and how many numbers they have."""
     for op in body(sums):
         if op.name == "vector.load":
             (access,) = accesses(op)
             *outer, last = access.indices
             lines = len(outer) > 1 and depends_on(outer[-1].expr, [variable(sums)])
             if lines and last.size is not None and last.size > 1 and not depends_on(last.expr, [variable(sums)]):
-                found += last.size * _type(access).dtype.itemsize
-    return found
+                yield op, last.size
+
+
+def _line_bytes(sums: Operation) -> int:
+    """The bytes of the line of a panel that a step reads, widened if it is; 0 where a step reads none."""
+    return sum(size * _element(_number(load).type).itemsize for load, size in _lines(sums))
+
+
+def _number(load: Operation) -> Value:
+    """What a step computes with of what it loads."""
+    value = load.results[0]
+    while len(value.users) == 1 and value.users[0].name in ("vector.reshape", "arith.extf"):
+        value = value.users[0].results[0]
+    return value
+
+
+def _element(type_: Type | None) -> DType:
+    assert isinstance(type_, VectorType)
+    return type_.dtype
 
 
 def _type(access: Access) -> MemRefType:

@@ -31,6 +31,7 @@ from passes.loops._loops import (
     value_symbol,
     variable,
 )
+from passes.loops._versions import is_for_few
 
 LEAST = 6
 """Tiles of rows in a block: so many share the hints for the next panel (see ``prefetch``)."""
@@ -70,7 +71,8 @@ class BlockRows(Pass):
     block, for which hints are early enough.  What is left stays with the last block, which so never has few rows.
 
     The loop with tag ``loop`` must hold parallel loops and pure operations only; its first loop has tag ``rows`` and is
-    cut.  Its rounds and those of the loops inside don't depend on each other, so they may run in any order.
+    cut.  Its rounds and those of the loops inside don't depend on each other, so they may run in any order.  The version of a nest
+    for few rows stays as it is.
     """
 
     loop: str = "n.tile"
@@ -101,6 +103,8 @@ class BlockRows(Pass):
 
     def _block(self, panels: Operation) -> bool:
         first = next((op for op in body(panels) if is_loop(op)), None)
+        if is_for_few(panels):
+            return False
         if panels.name != "scf.parallel" or first is None or first.name != "scf.parallel" or tag_of(first) != self.rows:
             return False
         bounds = single_range(first)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dialects.arith.bits import andi
-from dialects.arith.comparison import cmpi
 from ir.builder import Builder
-from ir.builtin import yield_
-from ir.core import Block, Graph, Module, Operation, Region, Value
+from ir.core import Block, Graph, Module, Operation, Value
 from ir.dims import Dim, DimExpr, product, symbols_of
-from ir.layout import LAYOUT, IndexExpr, OperandArg
-from ir.opdef import REGISTRY, OpDef
+from ir.layout import LAYOUT, IndexExpr
+from ir.opdef import REGISTRY
 from ir.references import load_time_graphs
 from ir.rewriter import erase_if_dead, walk_graphs
 from ir.types import DType, MemRefType, ScalarType, Type
 from passes.infra.base import Pass, PassContext
-from passes.loops._indices import Index, compute, find_dimensions, number
 from passes.loops._loops import (
     Access,
     accesses,
-    clone_before,
     depends_on,
     extent,
     is_loop,
@@ -40,6 +35,7 @@ from passes.loops._loops import (
 )
 from passes.loops._memory import alias, all_accesses, memory_of
 from passes.loops._panels import Panels, pack_stored, pack_tile, pack_when_run, stored_tensor
+from passes.loops._versions import two_versions
 
 NEAR = 512 * 1024
 """Bytes of a panel that a thread keeps for itself; the caches that are near hold it."""
@@ -245,6 +241,7 @@ class _Packing:
             self.replaced[buffer] = None
         return made
 
+
 def _pack_when_run(buffer: Value, panels: Panels, nest: Operation) -> Value | None:
     """Fills panels in front of a nest, or of the version of it that reads them; their memory is the graph's own."""
     if nest.name != "scf.if":
@@ -255,39 +252,6 @@ def _pack_when_run(buffer: Value, panels: Panels, nest: Operation) -> Value | No
     if made is not None and made.defining_op is not None and nest.block is not None:
         move_into(made.defining_op, nest.block, nest)
     return made
-
-
-def two_versions(nest: Operation, conditions: Sequence[tuple[Dim, int]]) -> bool:
-    """Puts the nest into the first region of a ``scf.if`` for sizes that are large enough, and a copy into the second one.
-
-    The nest stays where a size is no value that can be had in front of it, which is returned.
-    """
-    block = nest.block
-    parts = [Index(size) for size, _ in conditions]
-    dimensions = find_dimensions(parts, nest)
-    if isinstance(dimensions, str) or block is None:
-        return False
-    builder = Builder(block, nest, origin="rows", loc=nest.loc)
-
-    def make(definition: OpDef, operands: Sequence[Value], attributes: Mapping[str, Any]) -> Value:
-        return builder.create(definition, list(operands), dict(attributes)).result
-
-    large: Value | None = None
-    for part, (_, least) in zip(parts, conditions, strict=True):
-        size = compute(part, dimensions, make)
-        enough = builder.create(cmpi, [size, number(least, make)], {"predicate": "ge"}).result
-        large = enough if large is None else builder.create(andi, [large, enough]).result
-    assert large is not None
-    regions = [Region(), Region()]
-    attributes: Any = {LAYOUT: (OperandArg(0),)}
-    choice = builder.create(REGISTRY["scf.if"], [large], attributes, regions=regions, result_types=())
-    choice.trivia, nest.trivia = nest.trivia, None
-    first, second = (r.block for r in choice.regions)
-    move_into(nest, first)
-    clone_before(nest, None, second)
-    for inside in (first, second):
-        Builder(inside, loc=nest.loc).create(yield_, [])
-    return True
 
 
 def rows_between(tile: Value, column: Value) -> Dim | None:

@@ -24,14 +24,14 @@ from passes.loops._loops import (
     is_loop,
     loops_tagged,
     number_layout,
-    parent,
     set_range,
     single_range,
     tag_of,
     value_symbol,
     variable,
 )
-from passes.loops.pack import is_written, two_versions
+from passes.loops._versions import is_for_few, two_versions
+from passes.loops.pack import is_written
 from passes.loops.prefetch import LINE
 
 
@@ -119,7 +119,7 @@ class WidenPanels(Pass):
         length = extent(bounds)
         if isinstance(length, int) and length < 2 * bounds.step:
             return 0
-        if not isinstance(length, int) and (_is_for_few(panels) or not two_versions(panels, [(length, 2 * bounds.step)])):
+        if not isinstance(length, int) and (is_for_few(panels) or not two_versions(panels, [(length, 2 * bounds.step)])):
             return 0
         head = clone_before(first, first, body(panels))
         head.trivia, first.trivia = first.trivia, None
@@ -147,17 +147,15 @@ def _is_kept(tiles: Operation, steps: str) -> bool:
     return any(u.name == "vector.store" for op in widening for u in op.results[0].users)
 
 
-def _is_for_few(panels: Operation) -> bool:
-    """Whether a loop is the version for few rows of a nest."""
-    outer = parent(panels)
-    return outer is not None and outer.name == "scf.if" and panels.block is outer.regions[-1].block
-
-
 @dataclass(frozen=True)
 class Widened:
-    """A vector that each step of a loop loads and widens: the place in value form, with ``STEP`` for the step, and the type."""
+    """A vector that each step of a loop loads and widens: the place in value form, with ``STEP`` for the step, and the type.
+
+    Steps go from ``start`` on, which is not 0 in a block of a long sum.
+    """
 
     access: Access
+    start: Dim
     lines: int
     type: VectorType
 
@@ -185,7 +183,10 @@ def _widened(op: Operation, loop: Operation, panels: Operation) -> Widened | Non
     """What an ``arith.extf`` of a loop widens, when the place in each step depends on nothing else inside of the panel's round."""
     load = _loaded(op)
     bounds = single_range(loop)
-    if load is None or load.block is not body(loop) or bounds is None or bounds.start != 0 or bounds.step != 1 or not isinstance(bounds.stop, int):
+    if load is None or load.block is not body(loop) or bounds is None or bounds.step != 1:
+        return None
+    lines = extent(bounds)
+    if not isinstance(lines, int):
         return None
     (access,) = accesses(load)
     *outer, last = access.indices
@@ -194,10 +195,10 @@ def _widened(op: Operation, loop: Operation, panels: Operation) -> Widened | Non
     fixed = [i for i in access.indices if i.expr != value_symbol(at)]
     if not isinstance(type_, VectorType) or last.size != type_.shape[-1] or any(n != 1 for n in type_.shape[:-1]):
         return None
-    if len(fixed) != len(outer) or last not in fixed or any(depends_on(i.expr, inside) for i in fixed):
+    if len(fixed) != len(outer) or last not in fixed or any(depends_on(i, inside) for i in (bounds.start, *(f.expr for f in fixed))):
         return None
     places = tuple(IndexExpr(_with_step(i.expr, at), i.size) for i in access.indices)
-    return Widened(Access(access.buffer, places), bounds.stop, type_)
+    return Widened(Access(access.buffer, places), bounds.start, lines, type_)
 
 
 def _loaded(op: Operation) -> Operation | None:
@@ -227,7 +228,7 @@ def _store_and_read(widened: Widened, panels: Operation, head: Operation, others
     stored = False
     for tiles in (head, *others):
         for loop in _step_loops(tiles, steps):
-            place = Access(kept, (IndexExpr(value_symbol(variable(loop))), IndexExpr(0, widened.type.shape[-1])))
+            place = Access(kept, (IndexExpr(value_symbol(variable(loop)) - widened.start), IndexExpr(0, widened.type.shape[-1])))
             for op in list(body(loop)):
                 if op.block is None or _widened(op, loop, panels) != widened:
                     continue

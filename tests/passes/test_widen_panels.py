@@ -175,3 +175,26 @@ def test_machine_code(dtype: str, rows: str) -> None:
     for m in (40,) if rows == "40" else (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 33, 128, 257):
         x = rng.standard_normal((m, 37)).astype(np.float32)
         assert same_bits(stored(x), wide(x))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("rows", ["M", "16", "40"])
+def test_blocks_of_long_sums(dtype: str, rows: str) -> None:
+    """A block of a long sum keeps its own lines of a panel, counted from where it starts; threads give the same bits."""
+    rng = np.random.default_rng(2)
+    w = rng.standard_normal((37, 70)).astype(NARROW[dtype])
+    w[0, :3] = [np.nan, -0.0, 6e-8]
+    program = "graph @main(%x: f32[{0}, 37], %w: {1}[37, 70]) -> f32[{0}, 70] {{\n{2}  %y = matmul(%x, %v)\n  %z = exp(%y)\n  return %z\n}}\n"
+    text = program.format(rows, dtype, "  %v = cast(%w, dtype=f32)\n")
+    short = PRESETS["cpu"].replace("block-long-sums{", "block-long-sums{bytes=2000, ")
+    blocked = [graph_opt.compile(graph_opt.parse(text), constants={"w": w}, pipeline=short, threads=n) for n in (1, 2)]
+    assert "k.block" in str(blocked[0])
+    kept = re.findall(r"%w\.buffer\.panels\.wide\S* = memref.alloc\(\) : memref<f32\[(\d+), 48\]>", str(blocked[0]))
+    assert set(kept) == {"10", "7"}, "four blocks of 10 steps, of which the last one has 7"
+    whole = graph_opt.compile(
+        graph_opt.parse(program.format(rows, "f32", "").replace("%v", "%w")), constants={"w": w.astype(np.float32)}, pipeline=PRESETS["cpu"]
+    )
+    for m in (int(rows),) if rows != "M" else (0, 1, 7, 8, 15, 16, 17, 33, 128, 257):
+        x = rng.standard_normal((m, 37)).astype(np.float32)
+        for f in blocked:
+            assert same_bits(f(x), whole(x))
