@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ir.builder import Builder
-from ir.core import Module, Operation, Value
-from ir.dims import Dim, dim_min, exact_div
+from ir.core import Block, Module, Operation, Value
+from ir.dims import Dim, dim_max, dim_min, exact_div
 from ir.layout import LAYOUT, IndexExpr, RangeArg
 from ir.opdef import REGISTRY
 from ir.rewriter import is_pure, walk_graphs
-from ir.types import MemRefType, VectorType
+from ir.types import DType, MemRefType, VectorType
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import (
     Access,
@@ -32,6 +32,7 @@ from passes.loops._loops import (
     set_range,
     single_range,
     tag_of,
+    upper_bound,
     value_symbol,
     variable,
 )
@@ -91,6 +92,8 @@ class BlockSums(Pass):
     a near memory let whole pieces of lines be read one after the other.  Each sum has the same terms in the same order, and is
     the same number in memory as in a register.
 
+    Loops behind it that do what is left of the columns, less than a tile of them, become a part of the last piece, with sums of their own.
+
     Pieces have at most ``columns`` columns, and at least an eighth of that while there are two of them, which threads share.  Loops stay that
     hold other loops over steps, or whose lines are less than 2 KiB apart.
     """
@@ -115,7 +118,7 @@ class BlockSums(Pass):
         made = 0
         for graph in walk_graphs(module):
             for loop in loops_tagged(graph, self.loop):
-                found = self._sum(loop)
+                found = self._sum(loop) if loop.block is not None else None  # it may be what was left of an earlier one
                 if found is not None:
                     self._block(loop, found)
                     made += 1
@@ -124,6 +127,17 @@ class BlockSums(Pass):
 
     def _sum(self, tiles: Operation) -> Operation | None:
         """The loop over lines in a loop over tiles of columns, where that is to be changed."""
+        found = self._lines(tiles)
+        bounds = single_range(tiles)
+        if found is None or bounds is None or not isinstance(bounds.step, int):
+            return None
+        length, most = extent(bounds), extent(_range(found))
+        if (isinstance(length, int) and length < 4 * bounds.step) or (isinstance(most, int) and most < 4 * self.steps):
+            return None
+        return found if any(_goes_down(op, tiles, found) for op in body(found)) else None
+
+    def _lines(self, tiles: Operation) -> Operation | None:
+        """The loop over lines in a loop over tiles of columns that can be done a few lines at a time."""
         bounds = single_range(tiles)
         loops = [op for op in body(tiles) if is_loop(op)]
         if tiles.name != "scf.parallel" or bounds is None or not isinstance(bounds.step, int) or not loops or parent(tiles) is not None:
@@ -132,26 +146,40 @@ class BlockSums(Pass):
         lines = single_range(found)
         if found.name != "scf.for" or tag_of(found) != self.sums or lines is None or lines.start != 0 or lines.step != 1 or len(found.results) != 1:
             return None
-        length, most = extent(bounds), extent(lines)
-        if (isinstance(length, int) and length < 4 * bounds.step) or (isinstance(most, int) and most < 4 * self.steps):
-            return None
-        if depends_on(most, body(tiles).arguments) or not _is_row(found.results[0].type, bounds.step):
+        if depends_on(extent(lines), body(tiles).arguments) or not _is_row(found.results[0].type, bounds.step):
             return None
         before = _before(found)
         inside = [op for op in body(found) if not op.definition.is_terminator]
         if not all(is_pure(op) and not op.regions for op in before) or not all(_only_reads(op) for op in inside):
             return None
-        return found if any(_goes_down(op, tiles, found) for op in inside) else None
+        return found
+
+    def _left(self, tiles: Operation, sums: Operation) -> list[Operation]:
+        """The loops behind one that do what is left of the columns, less than a tile."""
+        found: list[Operation] = []
+        bounds = single_range(tiles)
+        assert bounds is not None and isinstance(bounds.step, int)
+        at, end = tiles.next, bounds.stop
+        while at is not None and is_loop(at) and tag_of(at) == self.loop:
+            columns, lines = single_range(at), self._lines(at)
+            if columns is None or lines is None or columns.start != end or single_range(lines) != single_range(sums):
+                break
+            if (most := upper_bound(columns.stop - bounds.stop)) is None or most > bounds.step:
+                break
+            found.append(at)
+            at, end = at.next, columns.stop
+        return found
 
     def _block(self, tiles: Operation, sums: Operation) -> None:
-        bounds, lines = single_range(tiles), single_range(sums)
+        bounds, lines = _range(tiles), _range(sums)
         type_ = sums.results[0].type
-        assert bounds is not None and lines is not None and isinstance(bounds.step, int) and isinstance(type_, VectorType) and tiles.block is not None
+        assert isinstance(bounds.step, int) and isinstance(type_, VectorType) and tiles.block is not None
+        left = self._left(tiles, sums)
         size = self._piece(extent(bounds), bounds.step)
         outer = create_loop(
             Builder(tiles.block, tiles, loc=tiles.loc),
             "scf.parallel",
-            RangeArg(bounds.start, bounds.stop, size),
+            RangeArg(bounds.start, _one_at_least(bounds) if left else bounds.stop, size),
             name=f"{variable(tiles).name}b",
             tag=f"{self.loop.partition('.')[0]}.block",
         )
@@ -160,20 +188,30 @@ class BlockSums(Pass):
         whole = exact_div(extent(bounds), size) is not None
         piece = RangeArg(start, start + size if whole else dim_min(start + size, bounds.stop), bounds.step)
         builder = Builder(body(outer), loc=tiles.loc)
-        attributes: Any = {LAYOUT: ()}
         name = sums.results[0].name
-        memory = builder.create(REGISTRY["memref.alloc"], [], attributes, result_types=[MemRefType(type_.dtype, (size,))], name=f"{name}.sums").result
-        state = _Sums(memory, start, type_)
-        state.begin(clone_before(tiles, None, body(outer)), piece)
+        parts = [_Sums(_memory(builder, type_.dtype, size, f"{name}.sums"), start, type_, tiles, piece)]
+        if left:  # the last piece does it, too
+            memory = _memory(builder, type_.dtype, 2 * bounds.step, f"{name}.left")
+            last = bounds.step * dim_max(0, start + size - bounds.stop + 1)
+            for loop in left:
+                row, columns = self._lines(loop), _range(loop)
+                assert row is not None and isinstance(row.results[0].type, VectorType)
+                there = RangeArg(columns.start, dim_min(columns.stop, columns.start + last), columns.step)
+                parts.append(_Sums(memory, bounds.stop, row.results[0].type, loop, there))
+        for part in parts:
+            part.begin(body(outer))
         bounds = RangeArg(lines.start, lines.stop, self.steps)
         blocks = create_loop(builder, "scf.for", bounds, name=f"{variable(sums).name}t", tag=f"{self.sums}.tile")
         first = value_symbol(variable(blocks))
-        last = first + self.steps if exact_div(lines.stop, self.steps) is not None else dim_min(first + self.steps, lines.stop)
-        state.go_on(clone_before(tiles, None, body(blocks)), piece, RangeArg(first, last, 1), f"{self.sums}.step")
+        last_line = first + self.steps if exact_div(lines.stop, self.steps) is not None else dim_min(first + self.steps, lines.stop)
+        for part in parts:
+            part.go_on(body(blocks), RangeArg(first, last_line, 1), f"{self.sums}.step")
         end_loop(blocks)
-        state.end(clone_before(tiles, None, body(outer)), piece)
+        for part in parts:
+            part.end(body(outer))
         end_loop(outer)
-        tiles.erase()
+        for part in parts:
+            part.tiles.erase()
 
     def _piece(self, length: Dim, step: int) -> int:
         """The columns of a piece, a multiple of a tile."""
@@ -185,23 +223,26 @@ class BlockSums(Pass):
 
 @dataclass(frozen=True)
 class _Sums:
-    """Sums in memory: each method makes a part of the work of a copy of the loop over tiles."""
+    """The sums of a loop over tiles in memory: each method makes a part of the work, for the columns of a ``piece``."""
 
     memory: Value
     start: Dim
     type: VectorType
+    tiles: Operation
+    piece: RangeArg
 
-    def begin(self, tiles: Operation, piece: RangeArg) -> None:
+    def begin(self, block: Block) -> None:
         """Stores what the sums start from."""
+        tiles = self._copy(block)
         sums = self._sums(tiles)
-        set_range(tiles, piece)
         self._store(tiles, initial_values(sums)[0], sums)
-        _erase_from(sums)
+        for op in [*_behind(sums), sums]:
+            op.erase()
 
-    def go_on(self, tiles: Operation, piece: RangeArg, lines: RangeArg, tag: str) -> None:
+    def go_on(self, block: Block, lines: RangeArg, tag: str) -> None:
         """Adds the terms of some lines."""
+        tiles = self._copy(block)
         sums = self._sums(tiles)
-        set_range(tiles, piece)
         for op in _behind(sums):
             op.erase()
         set_range(sums, lines)
@@ -209,12 +250,17 @@ class _Sums:
         set_initial_values(sums, [self._load(tiles, sums, f"{sums.results[0].name}.before")])
         self._store(tiles, sums.results[0], body(tiles).terminator)
 
-    def end(self, tiles: Operation, piece: RangeArg) -> None:
+    def end(self, block: Block) -> None:
         """What follows the sums."""
+        tiles = self._copy(block)
         sums = self._sums(tiles)
-        set_range(tiles, piece)
         sums.results[0].replace_all_uses_with(self._load(tiles, sums, sums.results[0].name))
         sums.erase()
+
+    def _copy(self, block: Block) -> Operation:
+        tiles = clone_before(self.tiles, None, block)
+        set_range(tiles, self.piece)
+        return tiles
 
     def _sums(self, tiles: Operation) -> Operation:
         return next(op for op in body(tiles) if is_loop(op))
@@ -233,6 +279,23 @@ class _Sums:
         row = VectorType(self.type.dtype, self.type.shape[-1:])
         loaded = _create(builder, "vector.load", [Access(self.memory, tuple(self._place(tiles)))], [row], name).result
         return loaded if row == self.type else _reshaped(builder, loaded, self.type.shape)
+
+
+def _memory(builder: Builder, dtype: DType, size: int, name: str) -> Value:
+    attributes: Any = {LAYOUT: ()}
+    return builder.create(REGISTRY["memref.alloc"], [], attributes, result_types=[MemRefType(dtype, (size,))], name=name).result
+
+
+def _range(loop: Operation) -> RangeArg:
+    bounds = single_range(loop)
+    assert bounds is not None
+    return bounds
+
+
+def _one_at_least(bounds: RangeArg) -> Dim:
+    """Where a loop ends that has one round, even if it had none."""
+    length = extent(bounds)
+    return bounds.stop if isinstance(length, int) and length > 0 else dim_max(bounds.stop, bounds.start + 1)
 
 
 def _reshaped(builder: Builder, value: Value, shape: Sequence[int]) -> Value:
@@ -265,12 +328,6 @@ def _behind(op: Operation) -> list[Operation]:
         found.append(at)
         at = at.next
     return found[::-1]
-
-
-def _erase_from(op: Operation) -> None:
-    for other in _behind(op):
-        other.erase()
-    op.erase()
 
 
 def _is_row(type_: Any, width: int) -> bool:
