@@ -9,13 +9,14 @@ import numpy as np
 
 from dialects._access import block, block_shape, check_access, check_runs, write
 from dialects._scalars import Operand, broadcast
+from dialects.arith.dot import four_bytes
 from dialects.graph._shapes import normalize_axes
 from dialects.graph._special import ieee_maximum, ieee_minimum
 from ir.core import Operation
 from ir.evaluate import round_to
 from ir.layout import AccessArg, OperandArg, layout_of
 from ir.opdef import AttributeSpec, OperandKind, OperandSpec, RegionOpDef, Scalar, TypeProblem, Vector, op, register
-from ir.types import UNKNOWN, DType, ScalarType, Type, UnknownType, VectorType, index
+from ir.types import UNKNOWN, DType, ScalarType, Type, UnknownType, VectorType, i32, index
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
@@ -396,6 +397,40 @@ def step(*, output_type: VectorType) -> Any:
         }
     """
     return np.arange(output_type.shape[0]).astype(output_type.dtype.numpy)
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+def _matrix4(a: VectorType, b: VectorType) -> VectorType:
+    for name, found in (("a", a), ("b", b)):
+        if found.dtype != i32 or len(found.shape) != 2:
+            raise TypeProblem(f"expected a matrix of i32, four bytes each, found {found}", operand=name)
+    if a.shape[1] != b.shape[0]:
+        raise TypeProblem(f"expected {a.shape[1]} rows, as many as a has columns, found {b}", operand="b")
+    return VectorType(i32, (a.shape[0], b.shape[1]))
+
+
+@op(infer=_matrix4, dialect="vector", exact=True)
+def dot4(a: Vector, b: Vector) -> Any:
+    """The product of two matrices of words with four bytes each: those of a with a sign, those of b without one.
+
+    ``a`` is ``vector<i32[M, K]>``, ``b`` is ``vector<i32[K, N]>``, the result ``vector<i32[M, N]>``: an element is the sum of
+    ``arith.dot4`` over the K words of a row and of a column, exact, and wraps around at 32 bits.  Matrices that are loaded
+    from buffers, multiplied and stored are tiles of processors that have such registers (:mod:`dialects._tiles`).
+
+    Example::
+
+        graph @example(%A: memref<i32[16, 8]>, %B: memref<i32[8, 16]>, %C: memref<i32[16, 16]>) {
+          %a = vector.load(%A[0:+16, 0:+8]) : vector<i32[16, 8]>
+          %b = vector.load(%B[0:+8, 0:+16]) : vector<i32[8, 16]>
+          %c = vector.dot4(%a, %b) : vector<i32[16, 16]>
+          vector.store(%c, %C[0:+16, 0:+16])
+          return
+        }
+    """
+    rows, columns = four_bytes(a, np.int8), four_bytes(b, np.uint8)
+    return np.einsum("mkn,kcn->mc", rows, columns, dtype=np.int64).astype(np.int32)  # wraps around
 
 
 # -- reductions --------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ _LOOPS = (
     # pairs as vectors, and attention, while nests that split and join heads are seen: as many sums at a time as a block of products
     "lower-rope",
     "lower-attention{rows=$queries, columns=$keys}",
-    "lower-digits{rows=$digits, columns=$panel}",
+    "lower-digits{rows=$digits, columns=$panel$tiles}",
     "lower-to-loops",
     "tile{loop=n, size=$columns, outside=m, rounds=48, few=$few, across=$lanes}",
     "tile{loop=m, size=8, area=$area}",
@@ -104,6 +104,8 @@ class Target:
     feature: str
     lanes: int
     registers: int
+    tiles: bool = False
+    """whether there are registers for matrices of bytes (AMX)"""
 
     def passes(self) -> list[str]:
         """The passes below the nests; blocks of products leave a quarter of the registers for what they are made of.
@@ -124,11 +126,13 @@ class Target:
             "digits": [self.registers * 3 // 8 // (n + 1) for n in (1, 2, 3)],
             "panel": 2 * self.lanes,
             "keys": keys,
+            "tiles": ", tiles=true" if self.tiles else "",
         }
         return [Template(p).substitute(shape) for p in _LOOPS]
 
 
 TARGETS: dict[str, Target] = {
+    "cpu-amx": Target("amx-int8", 16, 32, tiles=True),
     "cpu": Target("avx512f", 16, 32),
     "cpu-avx2": Target("avx2", 8, 16),
     "cpu-neon": Target("neon", 4, 32),

@@ -1,4 +1,4 @@
-"""``arith.dot4``: the instructions that processors have for it, and what does the same where there are none.
+"""``arith.dot4`` and ``vector.dot4``: the instructions that processors have for it, and what does the same where there are none.
 
 A vector is cut into pieces of the widest register that has an instruction.  All forms give the same bits: sums of products of
 bytes are exact, and wrap around where 32 bits do.  ``vpmaddubsw`` adds two products in 16 bits and saturates, so it is for operations
@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from codegen.llvm.helpers import X86
+from codegen.llvm.memory import join
 from codegen.llvm.operands import operands, result_lanes
+from codegen.llvm.tiles import in_tiles, matrix_shape, multiply_tiles
 from codegen.llvm.types import vector_of
 from codegen.llvm.writer import Writer, emits
 from ir.core import Operation
@@ -121,9 +123,31 @@ def forms(features: Collection[str], machine: str, small: bool = False) -> list[
 @emits("arith.dot4")
 def _dot4(w: Writer, op: Operation) -> None:
     x, y, acc = operands(w, op)
-    lanes = result_lanes(op)
+    w.names[op.results[0]] = dot_of_lanes(w, x, y, acc, result_lanes(op), op.attribute("small") is True)
+
+
+@emits("vector.dot4")
+def _matrix4(w: Writer, op: Operation) -> None:
+    if in_tiles(w, op):
+        multiply_tiles(w, op)
+        return
+    a, b = (u.value for u in op.operand_uses)
+    (rows, words), (_, columns) = matrix_shape(a), matrix_shape(b)
+    lines = [w.shuffle(w.name(b), "i32", words * columns, range(n * columns, (n + 1) * columns)) for n in range(words)]
+    found = []
+    for row in range(rows):
+        total = w.splat("0", "i32", columns)
+        for word, line in enumerate(lines):
+            four = w.shuffle(w.name(a), "i32", rows * words, [row * words + word] * columns)
+            total = dot_of_lanes(w, line, four, total, columns)
+        found.append(total)
+    w.names[op.results[0]] = join(w, found, "i32", columns)
+
+
+def dot_of_lanes(w: Writer, x: str, y: str, acc: str, lanes: int, small: bool = False) -> str:
+    """``arith.dot4`` of vectors of so many lanes (0 for scalars)."""
     pieces, at = [], 0
-    for form in forms(w.unit.features, platform.machine(), op.attribute("small") is True):
+    for form in forms(w.unit.features, platform.machine(), small):
         while lanes - at >= form.lanes:
             a, b, total = (_part(w, v, lanes, at, form.lanes) for v in (x, y, acc))
             pieces.append((form.dot(w, a, b, total, form.lanes), form.lanes))
@@ -131,7 +155,7 @@ def _dot4(w: Writer, op: Operation) -> None:
     if at < lanes or not lanes:
         a, b, total = (_part(w, v, lanes, at, lanes - at) for v in (x, y, acc))
         pieces.append((_plain(w, a, b, total, lanes - at), lanes - at))
-    w.names[op.results[0]] = _joined(w, pieces, lanes)
+    return _joined(w, pieces, lanes)
 
 
 def _plain(w: Writer, x: str, y: str, acc: str, lanes: int) -> str:

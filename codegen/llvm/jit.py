@@ -67,8 +67,21 @@ def library_addresses() -> dict[str, int]:
 
 @lru_cache(maxsize=1)
 def host() -> tuple[str, str]:
-    """The name of this machine's CPU, and its features as LLVM writes them."""
-    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    """The name of this machine's CPU, and its features as LLVM writes them; tiles only where this process may use them."""
+    features = llvm.get_host_cpu_features().flatten()
+    if "+amx-tile" in features and not _permit_tiles():
+        features = features.replace("+amx-", "-amx-")
+    return llvm.get_host_cpu_name(), features
+
+
+def _permit_tiles() -> bool:
+    """Asks the system to let this process, all its threads and children use tiles of x86; it keeps memory for them then."""
+    request, tile_data = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    try:
+        ask = ctypes.CDLL(None).arch_prctl
+    except AttributeError:
+        return False
+    return bool(ask(ctypes.c_int(request), ctypes.c_ulong(tile_data)) == 0)
 
 
 def compiler() -> list[str]:

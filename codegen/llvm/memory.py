@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from codegen.llvm.polynomials import Poly, add, constant, divisor_of, multiply, product, scale
 from codegen.llvm.space import SMALL
+from codegen.llvm.tiles import in_tiles, load_tile, store_tile
 from codegen.llvm.types import element_text, in_memory, lanes_of, splat_text, suffix, vector_of
 from codegen.llvm.writer import Buffer, Writer, emits
 from dialects._access import block_shape
@@ -169,8 +170,22 @@ def _pad(op: Operation, dtype: DType) -> str:
     return element_text(np.array(pad, dtype.numpy)[()], dtype)
 
 
+def _tile_place(w: Writer, op: Operation) -> tuple[str, str]:
+    """Where the first row of a tile is, and how many bytes further the next one; checks that all are inside of the buffer."""
+    access = layout_of(op)[-1]
+    assert isinstance(access, AccessArg)
+    buffer = w.buffer(op.operand_uses[access.position].value)
+    indices = _indices(w, op, access)
+    _check_block(w, op, buffer, access, indices, None)
+    axis = next(n for n, index in enumerate(access.indices) if index.size is not None)
+    return w.address(buffer, _offset(buffer, indices)), w.integer(scale(buffer.strides[axis], buffer.type.dtype.itemsize))
+
+
 @emits("vector.load")
 def _vector_load(w: Writer, op: Operation) -> None:
+    if in_tiles(w, op):
+        load_tile(w, op, *_tile_place(w, op))
+        return
     access = layout_of(op)[0]
     assert isinstance(access, AccessArg)
     buffer = w.buffer(op.operand_uses[access.position].value)
@@ -187,7 +202,7 @@ def _vector_load(w: Writer, op: Operation) -> None:
         pad = ("1" if pad == "true" else "0") if dtype.kind == "bool" else pad
         mask = _mask(w, valid, count)
         read = [_masked_load(w, buffer, row, mask, splat_text(pad, element, count), count) for row in rows]
-        text = _join(w, read, element, count)
+        text = join(w, read, element, count)
     elif count == 1 and len(rows) > 1:
         text = "poison"
         for lane, row in enumerate(rows):
@@ -195,7 +210,7 @@ def _vector_load(w: Writer, op: Operation) -> None:
             text = w.set(f"insertelement {vector_of(element, lanes)} {text}, {element} {scalar}, i32 {lane}")
     else:
         vector = vector_of(element, count)
-        text = _join(w, [w.set(f"load {vector}, ptr {w.address(buffer, r)}, align {w.alignment(buffer, r)}") for r in rows], element, count)
+        text = join(w, [w.set(f"load {vector}, ptr {w.address(buffer, r)}, align {w.alignment(buffer, r)}") for r in rows], element, count)
     if dtype.kind == "bool":
         text = w.set(f"icmp ne {vector_of('i8', lanes)} {text}, zeroinitializer")
     w.names[op.results[0]] = text
@@ -209,7 +224,7 @@ def _masked_load(w: Writer, buffer: Buffer, offset: Poly, mask: str, pad: str, l
     return w.set(f"call {vector} {function}(ptr {w.address(buffer, offset)}, i32 {align}, {flags} {mask}, {vector} {pad})")
 
 
-def _join(w: Writer, rows: Sequence[str], element: str, count: int) -> str:
+def join(w: Writer, rows: Sequence[str], element: str, count: int) -> str:
     """Vectors one after the other as one, by halves."""
     parts, width = list(rows), count
     while len(parts) > 1:
@@ -230,6 +245,10 @@ def _join(w: Writer, rows: Sequence[str], element: str, count: int) -> str:
 def _vector_store(w: Writer, op: Operation) -> None:
     value, access = layout_of(op)
     assert isinstance(value, OperandArg) and isinstance(access, AccessArg)
+    if in_tiles(w, op):
+        _refuse_readonly(w, w.buffer(op.operand_uses[access.position].value))
+        store_tile(w, op.operand_uses[value.position].value, *_tile_place(w, op))
+        return
     buffer = w.buffer(op.operand_uses[access.position].value)
     valid = op.operand("valid") if len(op.operand_uses) > 2 else None
     indices = _indices(w, op, access)

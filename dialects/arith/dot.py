@@ -19,7 +19,7 @@ def _dot4(x: Operand, y: Operand, acc: Operand, *, small: bool) -> Operand:
     return broadcast(dtype, ("x", x), ("y", y), ("acc", acc))
 
 
-def _bytes(x: Any, dtype: type[np.generic]) -> NDArray[Any]:
+def four_bytes(x: Any, dtype: type[np.generic]) -> NDArray[Any]:
     """The four bytes of every element along a new last axis, the lowest first, as i32."""
     words = np.ascontiguousarray(x, "<i4")
     return words.reshape(-1, 1).view(dtype).reshape(*np.shape(x), 4).astype(np.int32)
@@ -45,5 +45,5 @@ def dot4(x: SignedScalar, y: SignedScalar, acc: SignedScalar, *, small: bool = F
           return
         }
     """
-    products = _bytes(x, np.uint8) * _bytes(y, np.int8)  # below 2**15 each, so that their sum is exact
+    products = four_bytes(x, np.uint8) * four_bytes(y, np.int8)  # below 2**15 each, so that their sum is exact
     return products.sum(axis=-1, dtype=np.int32) + acc

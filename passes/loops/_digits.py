@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from dialects._tiles import MOST
 from dialects.arith.bits import andi, shli, shrui
 from dialects.arith.cast import extf, sitofp
 from dialects.arith.comparison import cmpi
@@ -39,6 +40,7 @@ from passes.loops._blocks import (
     reshaped,
     store,
 )
+from passes.loops._digit_tiles import TERM_BITS, Terms, Tiles
 
 WORDS = BLOCK // 4
 """Words of four digits in a block."""
@@ -49,7 +51,8 @@ _LOW = 0x0F0F0F0F
 class Shape:
     """How much is worked on at a time: ``rows`` of activations by ``columns`` rows of weights, and steps in pieces of ``blocks``.
 
-    ``few`` rows or more are many, for which weights are unpacked; ``ahead`` and ``near`` are how many bytes further hints go.
+    ``few`` rows or more are many, for which weights are unpacked; ``ahead`` and ``near`` are how many bytes further hints go.  With
+    ``tiles`` whole tiles of many rows are multiplied by :class:`passes.loops._digit_tiles.Tiles`.
     """
 
     rows: int
@@ -58,6 +61,7 @@ class Shape:
     few: int
     ahead: int
     near: int
+    tiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,9 +98,13 @@ def weights_of(packed: Value, format_: Format) -> Weights:
 
 @dataclass(frozen=True)
 class Activations:
-    """What ``split_digits`` made of rows: ``words[rows, blocks * digits * 8]``, ``scales[rows, 2 * blocks]``, ``sums[rows, blocks * digits]``."""
+    """What ``split_digits`` made of rows: ``words[rows, blocks * digits * 8]``, ``scales[rows, 2 * blocks]``, ``sums[rows, blocks * digits]``.
+
+    ``bytes`` are those of the words, one by one.
+    """
 
     words: Value
+    bytes: Value
     scales: Value
     sums: Value
     digits: int
@@ -114,7 +122,8 @@ def activations_of(digits: Value, scales: Value, sums: Value) -> Activations:
     for size in front:
         rows = rows * size
     words = typed(digits, i32, rows, blocks * count * WORDS, name=f"{digits.name}.words")
-    return Activations(words, reshaped(scales, rows, 2 * blocks), reshaped(sums, rows, blocks * count), count)
+    bytes_ = reshaped(digits, rows, blocks * count * BLOCK)
+    return Activations(words, bytes_, reshaped(scales, rows, 2 * blocks), reshaped(sums, rows, blocks * count), count)
 
 
 Hints = Callable[[Dim, Dim, int], None]
@@ -158,10 +167,11 @@ class Packed(Source):
 
 
 class Unpacked(Source):
-    """Memory for so many blocks of a panel, as bytes and f32."""
+    """Memory for so many blocks of a panel, as bytes and f32; ``wide`` ones have 16 times the bytes as well, behind them."""
 
-    def __init__(self, format_: Format, blocks: int) -> None:
-        self.numbers = alloc("numbers", i32, blocks, WORDS, ROWS)
+    def __init__(self, format_: Format, blocks: int, wide: bool = False) -> None:
+        self.wide = wide
+        self.numbers = alloc("numbers", i32, blocks, (1 + wide) * WORDS, ROWS)
         self.parts = alloc("factors", f32, blocks, 1 + format_.minimum, ROWS)
 
     def fill(self, source: Packed, start: Dim, count: Dim, columns: int) -> None:
@@ -171,6 +181,8 @@ class Unpacked(Source):
             for column in range(0, ROWS, columns):
                 for word, found in source.words(start + b, column, columns):
                     store(found, self.numbers, b, word, (column, columns))
+                    if self.wide:
+                        store(shli(found, source.four), self.numbers, b, WORDS + word, (column, columns))
                 for part in range(1 + source.weights.format.minimum):
                     store(source.factors(part, start + b, column, columns), self.parts, b, part, (column, columns))
 
@@ -194,6 +206,10 @@ class Product:
         self.zero, self.nothing = number(0.0, f32, "zero"), number(0, i32, "nothing")
         self.eight, self.base = number(8, i32, "eight"), number(256.0, f32, "base")
         self.offset = number(-weights.format.offset, i32, "offset")
+        many = not isinstance(rows, int) or rows >= max(shape.few, MOST)
+        self.terms = Terms(x, weights) if shape.tiles and many else None
+        if self.terms is not None and self.terms.wide:
+            self.term = number(float(1 << TERM_BITS), f32, "term")
 
     def build(self) -> None:
         """All loops, for a number of rows that may be open."""
@@ -217,30 +233,32 @@ class Product:
         """Panel by panel: unpacked, a piece of the steps after the other, and read by all rows."""
         total = self.weights.blocks
         assert isinstance(total, int)
-        size = -(-total // -(-total // self.shape.blocks))
+        terms, most = self.terms, self.shape.blocks
+        if terms is not None:
+            terms.fill()
+            most = max(1, most // (4 if terms.wide else 2))  # what is read and what waits share the nearest cache
+        size = -(-total // -(-total // most))
 
         def panel(p: Dim) -> None:
-            source, unpacked = Packed(self.weights, p), Unpacked(self.weights.format, size)
+            source, unpacked = Packed(self.weights, p), Unpacked(self.weights.format, size, terms is not None and terms.wide)
+            tiles = Tiles(self, terms, unpacked, p) if terms is not None else None
             for start in range(0, total, size):
                 count = min(size, total - start)
                 unpacked.fill(source, start, count, self.shape.columns)
-                self._blocks(unpacked, p, start, count)
+                done = tiles.add(start, count) if tiles is not None else 0
+                self._blocks(unpacked, p, start, count, first=done)
 
         parallel([("panel", 0, self.weights.panels)], panel, tag="panel")
 
-    def _blocks(self, source: Source, panel: Dim, start: int, count: Dim, hints: Hints | None = None) -> None:
-        """Adds blocks from ``start`` on (block 0 of the source) to all rows of a panel, so many at a time, and what is left one by one."""
+    def _blocks(self, source: Source, panel: Dim, start: int, count: Dim, hints: Hints | None = None, first: Dim = 0) -> None:
+        """Adds blocks from ``start`` on (block 0 of the source) to rows of a panel from ``first`` on: so many at a time, then one by one."""
         size, columns = self.shape.rows, self.shape.columns
 
         def tile(row: Dim, rows: int, column: Dim) -> None:
             def block(b: Dim, sums: Value) -> Value:
                 return self._block(source, b, start + b, row, rows, column, sums, hints)
 
-            place = (row, rows), (ROWS * panel + column, columns)
-            left = self._left(panel, column)
-            first = load(self.out, *place, valid=left, name="before") if start else filled(self.zero, rows, columns)
-            (found,) = loop("block", 0, count, 1, block, [first], tag="block", result="sums")
-            store(found, self.out, *place, valid=left)
+            self.update(panel, start, row, rows, column, columns, lambda sums: loop("block", 0, count, 1, block, [sums], tag="block", result="sums"))
 
         def across(row: Dim, rows: int) -> None:
             if columns == ROWS:
@@ -249,11 +267,21 @@ class Product:
                 loop("column", 0, ROWS, columns, lambda c: tile(row, rows, c), tag="columns")
 
         total = self.x.rows
-        whole = size * floordiv(total, size)
-        if whole != 0:
-            loop("row", 0, whole, size, lambda r: across(r, size), tag="rows")
+        whole = first + size * floordiv(total - first, size)
+        if whole != first:
+            loop("row", first, whole, size, lambda r: across(r, size), tag="rows")
         if whole != total:
             loop("row", whole, total, 1, lambda r: across(r, 1), tag="rows")
+
+    def update(
+        self, panel: Dim, start: int, row: Dim, rows: int, column: Dim, columns: int, add: Callable[[Value], Sequence[Value]]
+    ) -> None:  # fmt: skip
+        """Stores what ``add`` makes of the sums of some rows and columns of a panel, which are 0 in front of block 0."""
+        place = (row, rows), (ROWS * panel + column, columns)
+        left = self._left(panel, column)
+        before = load(self.out, *place, valid=left, name="before") if start else filled(self.zero, rows, columns)
+        (found,) = add(before)
+        store(found, self.out, *place, valid=left)
 
     def _left(self, panel: Dim, column: Dim) -> Value | None:
         """How many columns there are from one on, where the last panel is not full."""
@@ -288,29 +316,43 @@ class Product:
             for digit in range(x.digits):
                 four = load(x.words, (row, rows), (block * x.digits + digit) * WORDS + word, keep=True, name="four")
                 exact[digit] = dot4(found, four, exact[digit], small=self.weights.format.bits == 4, name=f"exact.{digit}")
-        scale = load(x.scales, (row, rows), 2 * block, keep=True, name="s")
+        return self.join(exact, source, b, block, row, rows, column, columns, sums)
+
+    def join(
+        self, exact: Sequence[Value], source: Source, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, columns: int, sums: Value,
+        wide: bool = False,
+    ) -> Value:  # fmt: skip
+        """Adds the exact sums of the digits of a block (``b`` of the source) to the sums of some rows and columns.
+
+        ``wide`` ones are two numbers, of which the second one counts 2**12 times.
+        """
+        scale = load(self.x.scales, (row, rows), 2 * block, keep=True, name="s")
         factor = mulf(source.factors(0, b, column, columns), scale)
-        sums = fma(factor, joined(exact, self.eight, self.base), sums)
+        whole = fma(to_float(exact[1]), self.term, to_float(exact[0])) if wide else joined(exact, self.eight, self.base)
+        sums = fma(factor, whole, sums)
         if not self.weights.format.minimum:
             return sums
-        total = load(x.scales, (row, rows), 2 * block + 1, keep=True, name="total")
+        total = load(self.x.scales, (row, rows), 2 * block + 1, keep=True, name="total")
         return fma(source.factors(1, b, column, columns), total, sums)  # type: ignore[no-any-return]
 
     def _start(self, block: Dim, digit: int, row: Dim, rows: int) -> Value:
-        """What the sums of a digit start from: what the offset of the numbers takes away."""
-        if not self.weights.format.offset:
-            return filled(self.nothing, rows, self.shape.columns)
+        """What the sums of a digit start from."""
+        return self.taken_away(block, digit, row, rows) if self.weights.format.offset else filled(self.nothing, rows, self.shape.columns)
+
+    def taken_away(self, block: Dim, digit: int, row: Dim, rows: int) -> Value:
+        """What the offset of the numbers takes away from the sums of a digit."""
         found = load(self.x.sums, (row, rows), block * self.x.digits + digit, keep=True, name="sum")
         return muli(found, self.offset)  # type: ignore[no-any-return]
 
 
+def to_float(x: Value) -> Value:
+    """Exact integers as f32."""
+    assert isinstance(x.type, VectorType)
+    return sitofp(x, result_type=VectorType(f32, x.type.shape))  # type: ignore[no-any-return]
+
+
 def joined(exact: Sequence[Value], eight: Value, base: Value) -> Value:
     """The sums of all digits as one float: up to two digits are one exact integer.  ``eight`` is 8 and ``base`` 256.0."""
-
-    def to_float(x: Value) -> Value:
-        assert isinstance(x.type, VectorType)
-        return sitofp(x, result_type=VectorType(f32, x.type.shape))  # type: ignore[no-any-return]
-
     *low, high = exact
     if low:
         high = addi(shli(high, eight), low[-1])

@@ -53,7 +53,8 @@ class LowerDigits(Pass):
     open; all give the same bits for a row (:mod:`passes.loops._digits`).  Blocks are ``rows`` rows (for one, two and three digits) by
     ``columns`` rows of weights.  For ``few`` rows or more a panel of weights is unpacked first, ``blocks`` blocks of 32 steps at a time,
     so that it stays in the nearest cache.  Hints for packed weights go ``ahead`` bytes further, for the cache behind the nearest, and ``near``
-    bytes further, for the nearest; 0 for none.
+    bytes further, for the nearest; 0 for none.  With ``tiles``, 16 of many rows at a time are multiplied by ``vector.dot4``, for processors
+    with registers for such matrices (:mod:`passes.loops._digit_tiles`).
 
     Lowered are operations whose sizes but for the number of rows are known, in the graph's own block, once ``lower-to-linalg`` has
     left them between ``memref.to_tensor`` and ``memref.from_tensor``; where nothing has written the buffers meanwhile, they are used
@@ -77,12 +78,16 @@ class LowerDigits(Pass):
     """bytes that hints for the second cache are ahead of what is read; 0 for none"""
     near: int = 2560
     """bytes that hints for the nearest cache are ahead of what is read; 0 for none"""
+    tiles: bool = False
+    """whether many rows are multiplied as tiles; takes 32 columns"""
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(LARGEST) or any(r < 1 for r in (*self.rows, self.floats)):
             raise ValueError("rows: expected three numbers of 1 or more; floats: one")
         if self.columns not in (4, 8, 16, 32):
             raise ValueError("columns: expected 4, 8, 16 or 32")
+        if self.tiles and self.columns != 32:
+            raise ValueError("tiles: expected 32 columns with it")
         if self.blocks < 1 or self.few < 1 or min(self.ahead, self.near) < 0:
             raise ValueError("blocks and few: expected 1 or more; ahead and near: 0 or more")
 
@@ -105,7 +110,7 @@ class LowerDigits(Pass):
         return changed
 
     def _shape(self, rows: int) -> Shape:
-        return Shape(rows, self.columns, self.blocks, self.few, self.ahead, self.near)
+        return Shape(rows, self.columns, self.blocks, self.few, self.ahead, self.near, self.tiles)
 
     def _digits(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
         digits, scales, sums, packed = operands

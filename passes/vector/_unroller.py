@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from dialects._tiles import is_tile
 from dialects.arith.comparison import cmpi
 from dialects.arith.constant import constant
+from dialects.arith.dot import dot4
 from dialects.arith.floats import addf, maximumf, minimumf, mulf
 from dialects.arith.integers import addi, maxsi, maxui, minsi, minui, muli, subi
 from dialects.graph._shapes import normalize_axes
@@ -22,7 +24,7 @@ from ir.diagnostics import Diagnostic, GraphError
 from ir.evaluate import round_to
 from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, OperandArg, RangeArg, layout_of
 from ir.opdef import PRESENT, REGISTRY, OpDef
-from ir.types import DType, ScalarType, Type, VectorType, boolean, index
+from ir.types import DType, ScalarType, Type, VectorType, boolean, i32, index
 from passes.loops._indices import Operands, of_value
 from passes.vector._pieces import Element, Pieces, is_of_squares, piece_type, shape_of
 
@@ -54,6 +56,8 @@ class Unroller(Pieces):
 
     def _is_settled(self, op: Operation) -> bool:
         """Whether an operation (without its regions) stays as it is."""
+        if is_tile(op):
+            return True
         vector = scalar = False
         for value in (*(u.value for u in op.operand_uses), *op.results):
             type_ = value.type
@@ -335,6 +339,25 @@ class Unroller(Pieces):
         region.block.append(Operation(yield_, []))
         self._effect(REGISTRY["scf.if"], [positive], {LAYOUT: (OperandArg(0),)}, [region])
 
+    # -- products --------------------------------------------------------------------------------------------------
+
+    def _dot4(self, op: Operation) -> None:
+        """Row by row, one word after the other."""
+        a, b = op.operands
+        result, (rows, words), columns = op.results[0], shape_of(a), shape_of(b)[1]
+        widths, numbers, lines = self.widths(columns), self.elements(a), self.of(b)
+        zeros = [self.constant(np.zeros((w,) if w > 1 else (), np.int32), i32, "zero") for w in widths]
+        pieces = []
+        for row in range(rows):
+            sums = list(zeros)
+            for word in range(words):
+                four = self.element(numbers[row * words + word], a.name)
+                for at, width in enumerate(widths):
+                    operands = lines[word * len(widths) + at], self.spread(four, width), sums[at]
+                    sums[at] = self.make(dot4, operands, None, sums[at].type, result.name)
+            pieces += sums
+        self.define(result, pieces)
+
     # -- reductions ------------------------------------------------------------------------------------------------
 
     def _reduction(self, op: Operation) -> None:
@@ -525,6 +548,7 @@ def _move_comments(old: Operation, new: Operation) -> None:
 _HANDLERS: dict[str, Callable[[Unroller, Operation], None]] = {
     "arith.constant": Unroller._constant,
     "vector.broadcast": Unroller._broadcast,
+    "vector.dot4": Unroller._dot4,
     "vector.extract": Unroller._extract,
     "vector.insert": Unroller._insert,
     "vector.load": Unroller._load,

@@ -46,6 +46,8 @@ class UnrollVectors(Pass):
     that move whole pieces vanish, others become shuffles.  Afterwards a vector has one dimension and 2 to ``lanes``
     elements.
 
+    What multiplies tiles (:mod:`dialects._tiles`) stays whole; other products of matrices are written word by word.
+
     The numbers of ``vector.multi_reduction`` are combined in a fixed order (by halves: first rows, then pieces, then lanes)
     and rounded at every step; the bits of everything else stay.
     """

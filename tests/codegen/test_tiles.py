@@ -1,0 +1,133 @@
+"""Products of matrices of bytes: the bits of the reference as tiles, row by row, and cut into dot products."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from codegen.llvm import jit
+from dialects._tiles import is_tile
+from dialects.vector import dot4
+from ir.core import Module
+from ir.diagnostics import GraphError
+from ir.opdef import TypeProblem
+from ir.parser import parse_module
+from ir.types import ScalarType, VectorType, i32, i64
+from passes.infra.manager import PassManager
+from passes.pipelines import load_pipeline, preset_for
+from tests.codegen.code_checks import main_program, outputs
+from tests.codegen.native_graph import NativeGraph
+
+FEATURES = {"tiles": ("amx-int8", "amx-tile"), "vnni": ("avx512vnni", "avx512vl", "avx512bw", "avx2", "sse2"), "sse2": ("sse2",)}
+SHAPES = [(16, 8, 16), (16, 16, 16), (1, 1, 1), (3, 5, 7), (16, 8, 3), (7, 16, 16)]
+
+
+def program(rows: int, words: int, columns: int) -> Module:
+    """The product of parts of two buffers into a part of a third."""
+    return main_program(
+        f"%A: memref<i32[{rows + 2}, 3, {words + 1}]>, %B: memref<i32[2, {words + 1}, {columns + 5}]>, %C: memref<i32[2, {rows + 1}, {columns + 2}]>",
+        f"""scf.for(%n = 0 to 1) {{
+        %a = vector.load(%A[1:+{rows}, %n+2, 1:+{words}]) : vector<i32[{rows}, {words}]>
+        %b = vector.load(%B[1, 0:+{words}, 2:+{columns}]) : vector<i32[{words}, {columns}]>
+        %c = vector.dot4(%a, %b) : vector<i32[{rows}, {columns}]>
+        vector.store(%c, %C[1, 1:+{rows}, 1:+{columns}])
+        yield
+        }}""",
+    )
+
+
+def arrays(rows: int, words: int, columns: int) -> list[np.ndarray]:
+    """Bytes of all kinds, extremes among them, and room for the result."""
+    rng = np.random.default_rng(rows + 100 * words + columns)
+    a = rng.integers(0, 256, (rows + 2, 3, words + 1, 4)).astype(np.uint8)
+    b = rng.integers(0, 256, (2, words + 1, columns + 5, 4)).astype(np.uint8)
+    a[1], b[1, :, 2] = 128, 255
+    return [a.view("<i4")[..., 0], b.view("<i4")[..., 0], np.full((2, rows + 1, columns + 2), 7, np.int32)]
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """What the product is, in integers that hold everything."""
+    digits = np.ascontiguousarray(a).view(np.int8).reshape(len(a), -1).astype(np.int64)
+    numbers = np.ascontiguousarray(b).view(np.uint8).reshape(*b.shape, 4).astype(np.int64)
+    return digits @ numbers.transpose(0, 2, 1).reshape(-1, b.shape[1])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", FEATURES)
+def test_same_bits(kind: str, shape: tuple[int, int, int]) -> None:
+    missing = set(FEATURES[kind]) - jit.host_features()
+    if missing:
+        pytest.skip(f"this machine has no {', '.join(sorted(missing))}")
+    (rows, words, columns), module = shape, program(*shape)
+    native = NativeGraph(module, module.main, features=FEATURES[kind], level=1)
+    assert ("tdpbsud" in native.native.text) == (kind == "tiles")
+    a, b, c = arrays(*shape)
+    expected = c.copy()
+    expected[1, 1 : 1 + rows, 1 : 1 + columns] = product(a[1 : 1 + rows, 2, 1 : 1 + words], b[1, :words, 2 : 2 + columns])
+    (found,) = outputs(module, native.run, [a, b, c])[-1:]
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (17, 3, 20)])
+def test_what_is_no_tile_is_cut_into_dot_products(shape: tuple[int, int, int]) -> None:
+    """A matrix that is too large, or one that something else reads as well."""
+    (rows, words, columns), module = shape, program(*shape)
+    if rows <= 16:
+        text = str(module).replace(
+            "vector.store(%c", f"%twice = arith.addi(%c, %c) : vector<i32[{rows}, {columns}]>\n    vector.store(%twice"
+        )
+        assert text != str(module)
+        module = parse_module(text)
+    assert not any(is_tile(op) for op in module.walk())
+    PassManager(load_pipeline("unroll-vectors")).run(module)
+    names = [op.definition.full_name for op in module.walk()]
+    assert "vector.dot4" not in names and names.count("arith.dot4") == rows * words * -(-columns // 16)
+    native = NativeGraph(module, module.main, features=jit.host_features(), level=1)
+    a, b, c = arrays(*shape)
+    expected = c.copy()
+    expected[1, 1 : 1 + rows, 1 : 1 + columns] = product(a[1 : 1 + rows, 2, 1 : 1 + words], b[1, :words, 2 : 2 + columns]) * (1 + (rows <= 16))
+    (found,) = outputs(module, native.run, [a, b, c])[-1:]
+    assert np.array_equal(found, expected)
+
+
+def test_tiles_stay_whole() -> None:
+    module = program(16, 8, 16)
+    assert sum(is_tile(op) for op in module.walk()) == 4
+    PassManager(load_pipeline("unroll-vectors")).run(module)
+    assert sum(is_tile(op) for op in module.walk()) == 4
+
+
+def test_types() -> None:
+    a, b = VectorType(i32, (3, 5)), VectorType(i32, (5, 7))
+    assert dot4.infer([a, b], ["a", "b"], {}) == (VectorType(i32, (3, 7)),)
+    for wrong in (VectorType(i64, (5, 7)), VectorType(i32, (5,)), VectorType(i32, (4, 7))):
+        with pytest.raises(TypeProblem, match="expected"):
+            dot4.infer([a, wrong], ["a", "b"], {})
+    with pytest.raises(TypeProblem):
+        dot4.infer([ScalarType(i32), b], ["a", "b"], {})
+
+
+def test_sums_wrap_around() -> None:
+    """As they do in arith.dot4: 2**31 is reached by 65,800 products of 255 and 128."""
+    a, b = np.full((1, 20000), -2139062144, np.int32), np.full((20000, 1), -1, np.int32)
+    assert int(dot4(a, b)[0, 0]) == (-80000 * 255 * 128 + 2**31) % 2**32 - 2**31
+
+
+def test_places_outside_of_the_buffer_are_errors() -> None:
+    text = str(program(4, 4, 4)).replace("%B[1, 0:+4", "%B[%n+2, 0:+4")
+
+    module = parse_module(text)
+    native = NativeGraph(module, module.main, features=jit.host_features(), level=1)
+    with pytest.raises(GraphError, match="outside dimension 0"):
+        native.run(arrays(4, 4, 4))
+
+
+def test_a_process_that_may_not_use_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = jit.llvm.get_host_cpu_features()
+    monkeypatch.setattr(jit.llvm, "get_host_cpu_features", lambda: type(real)({**real, "amx-tile": True, "amx-int8": True, "avx512f": True}))
+    for permitted in (True, False):
+        monkeypatch.setattr(jit, "_permit_tiles", lambda p=permitted: p)
+        jit.host.cache_clear()
+        assert preset_for(jit.host_features()) == ("cpu-amx" if permitted else "cpu")
+    monkeypatch.undo()
+    jit.host.cache_clear()
