@@ -15,7 +15,7 @@ import numpy as np
 from bench.case import Array, Case
 from bench.quiet import first, undisturbed
 from bench.team import Member
-from graph_opt.limits import level_of
+from graph_opt.limits import LOADS, level_of
 
 PAUSE = 0.01
 """Seconds between blocks, in which the waiting threads of the last engine fall asleep."""
@@ -55,6 +55,13 @@ class Row:
         level = level_of(nbytes)
         rate = {name: statistics.median(found) for name, found in self.rates.items()}
         return max((flops / rate["f32"], "f32"), (nbytes / rate[level], level))
+
+    def with_loads(self) -> float | None:
+        """The least seconds that multiply-adds take which load their factors from the nearest cache; None where the limit isn't theirs."""
+        limit = self.limit()
+        if limit is None or limit[1] != "f32" or LOADS not in self.rates:
+            return None
+        return self.case.flops / statistics.median(self.rates[LOADS])
 
     def best_peer(self, peers: Iterable[str]) -> str | None:
         """The fastest of some engines."""

@@ -10,8 +10,10 @@ from typing import Any
 
 from bench.engines import OURS, PEERS, READ, C
 from bench.measure import Row
+from graph_opt.limits import LOADS
 
-HEAD = ("work", "limit", "by", "ours", "of limit", "best peer", "", "speed", "C loop", "speed", "wanted", "")
+HEAD = ("work", "limit", "by", "ours", "of limit", "with loads", "best peer", "", "speed", "C loop", "speed", "wanted", "")
+SHOWN = {LOADS: "f32 with loads"}
 NOISY = 1.2
 """A median so much above the best block is marked."""
 
@@ -97,6 +99,7 @@ def summary(run: Run) -> str:
     lines = [HEAD]
     for row in run.rows:
         ours, limit, peer, loop = row.timings.get(OURS), row.limit(), row.best_peer(PEERS), row.timings.get(C)
+        loads = row.with_loads()
 
         def against(seconds: float | None, ours: Any = ours) -> str:
             return f"{seconds / ours.median:.2f}" if ours and seconds is not None else ""
@@ -107,6 +110,7 @@ def summary(run: Run) -> str:
             limit[1] if limit else "",
             mark(row, OURS),
             f"{limit[0] / ours.median:.0%}" if ours and limit else "",
+            f"{loads / ours.median:.0%}" if ours and loads else "",
             peer or "",
             mark(row, peer) if peer else "",
             against(row.timings[peer].median if peer else None),
@@ -142,8 +146,8 @@ def machine_line(run: Run) -> str:
     for row in run.rows:
         for name, found in row.rates.items():
             rates.setdefault(name, []).append(statistics.median(found))
-    units = {name: "GFLOP/s" if name == "f32" else "GB/s" for name in rates}
-    parts = [f"{n} {statistics.median(f) / 1e9:.1f} ({min(f) / 1e9:.1f} to {max(f) / 1e9:.1f}) {units[n]}" for n, f in rates.items()]
+    units = {name: "GFLOP/s" if name in ("f32", LOADS) else "GB/s" for name in rates}
+    parts = [f"{SHOWN.get(n, n)} {statistics.median(f) / 1e9:.1f} ({min(f) / 1e9:.1f} to {max(f) / 1e9:.1f}) {units[n]}" for n, f in rates.items()]
     return "limits: " + ", ".join(parts) if parts else "limits: not measured"
 
 
@@ -153,7 +157,8 @@ def text(run: Run) -> str:
     notes = [f"- {row.case.name}: {note}" for row in run.rows for note in row.notes]
     return "\n".join([
         f"# {threads}, medians of {run.rounds} blocks of {run.milliseconds:g} ms, engines in turns", "",
-        "speed: their time / ours, above 1 ours is faster; ~: the median is more than 1.2 of the best block", "",
+        "speed: their time / ours, above 1 ours is faster; ~: the median is more than 1.2 of the best block; with loads: of the rate of "
+        "multiply-adds that load their factors from the nearest cache", "",
         machine_line(run), "",
         "; ".join(v for v in dict.fromkeys(run.versions.values()) if v), "",
         summary(run), "",

@@ -8,6 +8,9 @@ neighbour takes from the work, it then takes from the limits too.  :func:`measur
 
 A piece of work can't be faster than its operations at the peak, nor than its bytes at the bandwidth of the level that holds them:
 L2 up to 512 KB, L3 up to 24 MB, else memory ("DRAM").
+
+The peak is that of multiply-adds on registers.  Processors that lower their clock for heavy work may do so earlier where multiply-adds
+load what they multiply, as a product must; so there is the rate of a block of a product in the nearest cache too (:data:`LOADS`).
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ from codegen.runtime.processors import affinity
 
 LEVELS = {"L2": 512 << 10, "L3": 24 << 20}
 """The largest working set, in bytes, that counts as held by a level; what is larger is in "DRAM"."""
+
+LOADS = "f32_loads"
+"""The name of multiply-adds of f32 whose factors come from the nearest cache, as a block of a product reads them."""
 
 _MEMORY = 512 << 20  # samples of DRAM go through it window by window, so that no cache holds what is read next
 READ = {"L1": 16 << 10, "L2": 256 << 10, "L3": 8 << 20, "DRAM": 16 << 20}
@@ -76,7 +82,7 @@ class Limits:
 
 def measure(threads: int = 1, rounds: int = 15) -> Limits:
     """All limits, as the medians of ``rounds`` samples."""
-    meter = Meter(threads, dtypes=host_dtypes())
+    meter = Meter(threads, dtypes=(*host_dtypes(), LOADS))
     for _ in range(rounds):
         meter.sample()
     return meter.limits()
@@ -97,9 +103,9 @@ class Meter:
     """Samples the limits for ``threads`` threads.
 
     ``levels`` are the levels to read from, all unless said: without "DRAM" no large memory is taken.  ``dtypes`` are the types of
-    multiply-adds, among those that :func:`host_dtypes` gives.  With ``stream`` so many bytes of memory are read from the first to the
-    last, again in every sample, with prefetches (the sample "stream"): what a program could reach that reads its weights once.  That
-    is the limit of "DRAM" then, where it is more.
+    multiply-adds, among those that :func:`host_dtypes` gives, and :data:`LOADS`.  With ``stream`` so many bytes of memory are read from
+    the first to the last, again in every sample, with prefetches (the sample "stream"): what a program could reach that reads its weights
+    once.  That is the limit of "DRAM" then, where it is more.
     """
 
     threads: int = 1
@@ -110,8 +116,10 @@ class Meter:
 
     def __post_init__(self) -> None:
         size, self._code = _kernels()
-        peaks = {"f32": _Shape.of_host().flops, **{dot.dtype: dot.flops for dot in _dots()}}
-        self._probes = [_Probe(dtype, f"peak_{dtype}", peaks[dtype], size) for dtype in self.dtypes]
+        shape = _Shape.of_host()
+        peaks = {"f32": shape.flops, LOADS: shape.flops, **{dot.dtype: dot.flops for dot in _dots()}}
+        reads = {LOADS: READ["L1"] // shape.block_bytes * shape.block_bytes}
+        self._probes = [_Probe(dtype, f"peak_{dtype}", peaks[dtype], reads.get(dtype, size)) for dtype in self.dtypes]
         for level in self.levels:
             share = READ[level] // (self.threads if level in ("L3", "DRAM") else 1)
             nbytes = max(share, _BEYOND_L2) if level == "L3" else share
@@ -227,6 +235,35 @@ class _Shape:
         """Operations of one step."""
         return 2 * self.lanes * self.chains
 
+    @property
+    def vectors(self) -> int:
+        """Vectors of a row of a block of a product; a block has as many rows as there are chains for."""
+        return 3 if self.chains >= 24 else 2
+
+    @property
+    def block_bytes(self) -> int:
+        """What a block reads in a step: a vector for each of its columns, an element for each of its rows, and what aligns the next one."""
+        width, rows = 4 * self.lanes, self.chains // self.vectors
+        return (self.vectors - -4 * rows // width) * width
+
+    def block(self, step: str) -> list[str]:
+        """A step of a block of a product: ``step`` is a multiply-add of %x and %y, one for each chain."""
+        vector, width = f"<{self.lanes} x float>", 4 * self.lanes
+        lines = []
+        for n in range(self.vectors):
+            lines.append(f"  %p{n} = getelementptr i8, ptr %place, i64 {n * width}\n  %w{n} = load {vector}, ptr %p{n}, align {width}")
+        for row in range(self.chains // self.vectors):
+            at = self.vectors * width + 4 * row
+            lines.append(
+                f"  %q{row} = getelementptr i8, ptr %place, i64 {at}\n  %e{row} = load float, ptr %q{row}, align 4\n"
+                f"  %i{row} = insertelement {vector} poison, float %e{row}, i32 0\n"
+                f"  %r{row} = shufflevector {vector} %i{row}, {vector} poison, <{self.lanes} x i32> zeroinitializer"
+            )
+            for n in range(self.vectors):
+                chain = row * self.vectors + n
+                lines.append(step.format(i=chain, x=f"%r{row}", y=f"%w{n}", vector=vector, suffix=f"v{self.lanes}f32"))
+        return lines
+
     @classmethod
     def of_host(cls) -> _Shape:
         """Those of this machine."""
@@ -306,10 +343,10 @@ def _kernels() -> tuple[int, Code]:
     vector, width = f"<{shape.lanes} x float>", 4 * shape.lanes
     suffix = f"v{shape.lanes}f32"
     if shape.fused:
-        step = "  %b{i} = call {vector} @llvm.fma.{suffix}({vector} %a{i}, {vector} %x, {vector} %y)"
+        step = "  %b{i} = call {vector} @llvm.fma.{suffix}({vector} {x}, {vector} {y}, {vector} %a{i})"
     else:
-        step = "  %m{i} = fmul {vector} %a{i}, %x\n  %b{i} = fadd {vector} %m{i}, %y"
-    multiply = [step.format(i=i, vector=vector, suffix=suffix) for i in range(shape.chains)]
+        step = "  %m{i} = fmul {vector} {x}, {y}\n  %b{i} = fadd {vector} %m{i}, %a{i}"
+    multiply = [step.format(i=i, x="%x", y="%y", vector=vector, suffix=suffix) for i in range(shape.chains)]
     read = [
         f"  %p{i} = getelementptr i8, ptr %place, i64 {i * width}\n  %v{i} = load {vector}, ptr %p{i}, align {width}\n"
         f"  %b{i} = fadd {vector} %a{i}, %v{i}"
@@ -322,10 +359,11 @@ def _kernels() -> tuple[int, Code]:
     ]
     attributes = " ".join(f'"{k}"="{v}"' for k, v in host_attributes().items())
     text = [
-        _loop("peak_f32", vector, multiply, 0),
-        _loop("read", vector, read, size),
-        _loop("stream", vector, read, size, prefetch),
-        *(_loop(f"peak_{dot.dtype}", vector, [dot.line(i) for i in range(shape.chains)], 0) for dot in _dots()),
+        _loop("peak_f32", vector, multiply, 0, shape.chains),
+        _loop(f"peak_{LOADS}", vector, shape.block(step), shape.block_bytes, shape.chains),
+        _loop("read", vector, read, size, _READERS),
+        _loop("stream", vector, [*read, *prefetch], size, _READERS),
+        *(_loop(f"peak_{dot.dtype}", vector, [dot.line(i) for i in range(shape.chains)], 0, shape.chains) for dot in _dots()),
         *(dot.declaration() for dot in _dots()),
         tick_function("ticks"),
         f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})",
@@ -335,12 +373,12 @@ def _kernels() -> tuple[int, Code]:
     return size, Code.from_text("\n".join(text))
 
 
-def _loop(name: str, vector: str, body: list[str], step: int, more: Sequence[str] = ()) -> str:
-    """A loop with one accumulator for each line of ``body``, over the bytes of a thread again and again, ``step`` at a time."""
-    chains = range(len(body))
+def _loop(name: str, vector: str, body: list[str], step: int, accumulators: int) -> str:
+    """A loop in which ``body`` makes %b0, %b1, ... of %a0, %a1, ..., over the bytes of a thread again and again, ``step`` at a time."""
+    chains = range(accumulators)
     carried = "\n".join(f"  %a{i} = phi {vector} [ %start, %begin ], [ %b{i}, %loop ]" for i in chains)
     sums = "\n".join(f"  %s{i + 1} = fadd {vector} {f'%s{i}' if i else 'zeroinitializer'}, %b{i}" for i in chains)
-    work = "\n".join([*body, *more])
+    work = "\n".join(body)
     return f"""
 define i32 @{name}(ptr %args, ptr %dims, ptr %workspace, ptr %state, i64 %thread, i64 %threads) #0 {{
 entry:
@@ -382,7 +420,7 @@ end:
   store i64 %began, ptr %times, align 8
   %second_time = getelementptr i8, ptr %times, i64 8
   store i64 %ended, ptr %second_time, align 8
-  %last = extractelement {vector} %s{len(body)}, i64 0
+  %last = extractelement {vector} %s{accumulators}, i64 0
   %place_of_last = getelementptr i8, ptr %times, i64 16
   store float %last, ptr %place_of_last, align 4
   ret i32 0

@@ -54,9 +54,9 @@ def test_loops_for_other_vectors(shape: tuple[int, int, bool], monkeypatch: pyte
     monkeypatch.setattr(limits._Shape, "of_host", classmethod(lambda cls: cls(*shape)))
     limits._kernels.cache_clear()
     try:
-        meter = Meter(1, levels=("L1",))
+        meter = Meter(1, levels=("L1",), dtypes=("f32", limits.LOADS))
         meter.sample()
-        assert min(meter.samples["f32"] + meter.samples["L1"]) > 0
+        assert min(meter.samples["f32"] + meter.samples[limits.LOADS] + meter.samples["L1"]) > 0
     finally:
         limits._kernels.cache_clear()
 

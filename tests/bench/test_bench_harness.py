@@ -29,6 +29,7 @@ from bench.workloads.matmul import Matmul
 from bench.workloads.mlp import Mlp
 from bench.workloads.rows import OPS, Rows
 from bench.workloads.smollm2 import Step
+from graph_opt.limits import LOADS
 
 ROOT = Path(__file__).parents[2]
 ANY = Target()
@@ -83,7 +84,7 @@ def test_results_are_compared_with_those_of_the_first() -> None:
 
 def measured(target: Target, **milliseconds: float) -> Row:
     case = Matmul(512, 512, 512, target, weight=True)
-    rates = {"f32": [2e11], "L2": [1e11], "L3": [5e10], "DRAM": [1e10]}  # the limit is 1.34 ms
+    rates = {"f32": [2e11], LOADS: [1.95e11], "L2": [1e11], "L3": [5e10], "DRAM": [1e10]}  # the limit is 1.34 ms
     names = {"ours": OURS, "c": C}
     return Row(case, {names.get(n, n): Timing([t / 1e3] * 3, t / 1e3) for n, t in milliseconds.items()}, rates)
 
@@ -109,8 +110,8 @@ def test_the_report_names_limits_engines_and_notes() -> None:
     row.notes.append("jax: it is broken")
     run = report.Run(1, 3, 10, {"numpy": "numpy 2"}, [row])
     text = report.text(run)
-    assert "| matmul 512x512x512 weight | 1.34 ms | f32 | 1.40 ms |      96% |     numpy | 1.50 ms |  1.07 |" in text
-    assert "limits: f32 200.0 (200.0 to 200.0) GFLOP/s" in text
+    assert "| matmul 512x512x512 weight | 1.34 ms | f32 | 1.40 ms |      96% |        98% |     numpy | 1.50 ms |  1.07 |" in text
+    assert "limits: f32 200.0 (200.0 to 200.0) GFLOP/s, f32 with loads 195.0 (195.0 to 195.0) GFLOP/s" in text
     assert "- matmul 512x512x512 weight: jax: it is broken" in text
     (found,) = json.loads(report.as_json(run))["rows"]
     assert found["engines"]["numpy"]["median"] == pytest.approx(1.5e-3)
@@ -162,7 +163,7 @@ def test_a_run_reports_what_it_measured(run: tuple[str, Path]) -> None:
     for row in found["rows"]:
         assert set(row["engines"]) == {OURS, "numpy"}
         assert all(len(timing["blocks"]) == 2 and timing["best"] > 0 for timing in row["engines"].values())
-        assert set(row["rates"]) == {"f32", "L3" if row["bytes"] else "L2"}
+        assert set(row["rates"]) == {"f32", LOADS, "L3" if row["bytes"] else "L2"}
         assert row["notes"] == []
     assert found["rows"][0]["limit"][1] == "L3"
     assert (folder / "threads-1.md").read_text() in out
