@@ -15,7 +15,21 @@ from ir.opdef import REGISTRY
 from ir.rewriter import walk_graphs
 from ir.types import MemRefType
 from passes.infra.base import Pass, PassContext
-from passes.loops._loops import Access, accesses, body, depends_on, is_loop, number_layout, single_range, tag_of, value_symbol, variable
+from passes.loops._loops import (
+    Access,
+    accesses,
+    body,
+    depends_on,
+    extent,
+    is_loop,
+    number_layout,
+    parent,
+    single_range,
+    tag_of,
+    upper_bound,
+    value_symbol,
+    variable,
+)
 from passes.loops._memory import Memory, memory_of
 
 LINE = 64
@@ -58,6 +72,9 @@ class PrefetchRows(Pass):
     of a softmax, memory would idle in that: then it asks for the next row, unless that is ``longest`` bytes or more and would
     be far away again when its turn comes.
 
+    Loops that go through a short part of each row, as those that fill a panel do, get no hints: what lies ``ahead`` is not read next.
+    Nor does memory that is made in a loop, which is near.
+
     A nest whose arrays together are known to have ``small`` bytes or less gets none: near caches hold them.  A hint changes no
     result, and may point behind the buffer.
     """
@@ -89,7 +106,7 @@ class PrefetchRows(Pass):
         if single_range(nest) is None or any(op.name == "memref.prefetch" for op in nest.walk()):
             return 0
         row = nest if tag_of(nest) == "row" else None
-        streams = _streams(nest, row)
+        streams = _streams(nest, row, self.ahead)
         if not streams or _known_bytes(s.sites[0].access for s in streams) <= self.small:
             return 0
         front = {loop: body(loop).first for stream in streams for loop in stream.loops}
@@ -158,8 +175,8 @@ def _is_flat(loop: Operation) -> bool:
     return outer is None or not is_loop(outer)
 
 
-def _streams(nest: Operation, row: Operation | None) -> list[Stream]:
-    """What moves on with the row, or with the loop if there are no rows, and is touched along the row."""
+def _streams(nest: Operation, row: Operation | None, ahead: int) -> list[Stream]:
+    """What moves on with the row, or with the loop if there are no rows, and is touched along the row, for more than a short part."""
     found: dict[Memory, list[Site]] = {}
     computed = [v for op in nest.walk() if op is not nest for v in op.results]  # a hint in front has none of these
     for loop in [nest] if row is None else [op for op in body(nest) if is_loop(op) and tag_of(op) in _ALONG]:
@@ -167,7 +184,22 @@ def _streams(nest: Operation, row: Operation | None) -> list[Stream]:
             if op.name in _ACCESSES and _moves(accesses(op)[0], loop, row) and not _depends(accesses(op)[0], computed):
                 (access,) = accesses(op)
                 found.setdefault(memory_of(access.buffer), []).append(Site(loop, access, op.name == "vector.store"))
-    return [Stream(sites) for sites in found.values()]
+    parts = {memory for memory, sites in found.items() if all(_is_part(s, ahead) for s in sites)}
+    return [Stream(sites) for memory, sites in found.items() if memory not in parts and not _is_made_in_loop(memory)]
+
+
+def _is_part(site: Site, ahead: int) -> bool:
+    """Whether a loop goes through less than ``ahead`` bytes of rows that are known to be no shorter, or not known."""
+    bounds = single_range(site.loop)
+    most = upper_bound(extent(bounds)) if bounds is not None else None
+    type_ = _type(site.access)
+    length = type_.shape[-1]
+    return most is not None and most * type_.dtype.itemsize < ahead and not (isinstance(length, int) and length <= most)
+
+
+def _is_made_in_loop(memory: Memory) -> bool:
+    made = memory.base.defining_op
+    return memory.kind == "alloc" and made is not None and parent(made) is not None
 
 
 def _moves(access: Access, loop: Operation, row: Operation | None) -> bool:

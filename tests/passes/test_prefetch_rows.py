@@ -152,3 +152,30 @@ def test_rows_that_are_looked_up_get_no_hints() -> None:
 """
     found = hints(text)
     assert found and all("%Y[" in hint for hint in found)
+
+
+@pytest.mark.parametrize(("columns", "found"), [(240, False), (256, True)])
+@pytest.mark.parametrize("inside", [False, True])
+def test_panels(columns: int, found: bool, inside: bool) -> None:
+    """What copies a short part of each line asks for nothing of it, nor for memory that is made in a loop."""
+    made = f"%P = memref.alloc() : memref<f32[64, {columns}]>"
+    text = f"""graph @main(%X: memref<f32[64, 4096]>, %Y: memref<f32[64, 1]>) {{
+  {"" if inside else made}
+  scf.parallel(%jt = 0 to 960 step {columns}, tag="n.tile") {{
+    {made if inside else ""}
+    scf.parallel(%i = 0 to 64, tag="row") {{
+      scf.parallel(%j = 0 to {columns} step 16, tag="col.tile") {{
+        %a = vector.load(%X[%i, %j+%jt:+16]) : vector<f32[16]>
+        vector.store(%a, %P[%i, %j:+16])
+        yield
+      }}
+      yield
+    }}
+    yield
+  }}
+  return
+}}
+"""
+    lines = hints(text)
+    assert any("%X" in line for line in lines) == found
+    assert any("%P" in line for line in lines) == (not inside)
