@@ -22,9 +22,9 @@ from dialects.graph.digits import BLOCK, ROWS
 from dialects.memref import view
 from dialects.vector import dot4
 from ir.core import Value
-from ir.dims import Dim, floordiv
+from ir.dims import Dim, ceildiv, floordiv
 from ir.types import MemRefType, VectorType, i8, i32
-from passes.loops._blocks import alloc, load, loop, number, parallel, store
+from passes.loops._blocks import alloc, filled, least, load, loop, number, parallel, store
 
 if TYPE_CHECKING:
     from passes.loops._digits import Activations, Product, Unpacked, Weights
@@ -46,12 +46,12 @@ def is_wide(digits: int, weights: Weights) -> bool:
 
 
 class Terms:
-    """The terms of all whole tiles of rows: ``words[tiles, blocks, terms, 16, words]``."""
+    """The terms of all tiles of rows, the last one filled with zeros: ``words[tiles, blocks, terms, 16, words]``."""
 
     def __init__(self, x: Activations, weights: Weights) -> None:
         self.x, self.wide = x, is_wide(x.digits, weights)
         self.count, self.size = (2, 2 * _WORDS) if self.wide else (x.digits, _WORDS)
-        self.blocks, self.tiles = weights.blocks, floordiv(x.rows, MOST)
+        self.blocks, self.tiles = weights.blocks, ceildiv(x.rows, MOST)
         self.bytes = alloc("terms", i8, self.tiles, self.blocks, self.count, MOST, 4 * self.size)
         type_ = MemRefType(i32, (self.tiles, self.blocks, self.count, MOST, self.size))
         self.words = view(self.bytes, offset=0, result_type=type_, name="terms.words")
@@ -61,13 +61,25 @@ class Terms:
         if self.wide:
             self._constants()
 
+        none = filled(number(0, i32, "none"), self.size)
+
         def tile(t: Dim) -> None:
+            count = least("count", MOST, self.x.rows - MOST * t) if self._is_ragged else MOST
+
             def rows(b: Dim) -> None:
-                loop("row", 0, MOST, 1, lambda r: self._split(t, b, r) if self.wide else self._copied(t, b, r), tag="terms")
+                loop("row", 0, count, 1, lambda r: self._split(t, b, r) if self.wide else self._copied(t, b, r), tag="terms")
+                if self._is_ragged:
+                    for term in range(self.count):
+                        loop("row", count, MOST, 1, lambda r, n=term: store(none, self.words, t, b, n, r, (0, self.size)), tag="terms")
 
             loop("block", 0, self.blocks, 1, rows, tag="terms")
 
         parallel([("tile", 0, self.tiles)], tile, tag="terms")
+
+    @property
+    def _is_ragged(self) -> bool:
+        """Whether the last tile may have less than 16 rows."""
+        return not isinstance(self.x.rows, int) or self.x.rows % MOST != 0
 
     def _copied(self, tile: Dim, block: Dim, row: Dim) -> None:
         """Digits are terms."""
@@ -95,23 +107,28 @@ class Terms:
 
 
 class Tiles:
-    """Whole tiles of the rows of a product, for one panel of weights."""
+    """The tiles of a product, for one panel of weights."""
 
     def __init__(self, product: Product, terms: Terms, source: Unpacked, panel: Dim) -> None:
         self.product, self.terms, self.source, self.panel = product, terms, source, panel
         self.most = max(1, _BYTES // (4 * terms.count * MOST * ROWS))
         self.exact = alloc("exact", i32, self.most, terms.count, MOST, ROWS)
 
-    def add(self, start: int, count: int) -> Dim:
-        """Adds blocks from ``start`` on (block 0 of the source); returns how many rows are done."""
+    def add(self, start: int, count: int) -> None:
+        """Adds blocks from ``start`` on (block 0 of the source) to all rows; those of a tile that isn't full are joined one by one."""
 
-        def tile(t: Dim) -> None:
+        def tile(t: Dim, stop: Dim, rows: int) -> None:
             for first in range(0, count, self.most):
-                self._multiply(t, start, first, min(self.most, count - first))
-                self._join(t, start, first, min(self.most, count - first))
+                some = min(self.most, count - first)
+                self._multiply(t, start, first, some)
+                self._join(t, stop, rows, start, first, some)
 
-        loop("tile", 0, self.terms.tiles, 1, tile, tag="tiles")
-        return MOST * self.terms.tiles
+        total = self.product.x.rows
+        whole = floordiv(total, MOST)
+        if whole != 0:
+            loop("tile", 0, whole, 1, lambda t: tile(t, MOST * t + MOST, _JOINED), tag="tiles")
+        if MOST * whole != total:
+            loop("tile", whole, self.terms.tiles, 1, lambda t: tile(t, total, 1), tag="tiles")
 
     def _multiply(self, tile: Dim, start: int, first: int, count: int) -> None:
         """The products of some blocks: ``first`` is the first one's number in the source."""
@@ -130,31 +147,29 @@ class Tiles:
 
         loop("block", 0, count, 1, block, tag="multiply")
 
-    def _join(self, tile: Dim, start: int, first: int, count: int) -> None:
-        """Adds what waits to the sums, some rows at a time."""
+    def _join(self, tile: Dim, stop: Dim, rows: int, start: int, first: int, count: int) -> None:
+        """Adds what waits to the sums of the rows of a tile in front of ``stop``, so many rows at a time."""
         product = self.product
 
-        def part(p: Dim) -> None:
-            row = MOST * tile + _JOINED * p
-
+        def part(row: Dim) -> None:
             def block(b: Dim, sums: Value) -> Value:
-                at = start + first + b
-                exact = [load(self.exact, b, n, (_JOINED * p, _JOINED), (0, ROWS), name=f"exact.{n}") for n in range(self.terms.count)]
+                at, inside = start + first + b, (row - MOST * tile, rows)
+                exact = [load(self.exact, b, n, inside, (0, ROWS), name=f"exact.{n}") for n in range(self.terms.count)]
                 if product.weights.format.offset:
-                    exact = [addi(x, less) for x, less in zip(exact, self._taken_away(at, row), strict=True)]
-                return product.join(exact, self.source, first + b, at, row, _JOINED, 0, ROWS, sums, wide=self.terms.wide)
+                    exact = [addi(x, less) for x, less in zip(exact, self._taken_away(at, row, rows), strict=True)]
+                return product.join(exact, self.source, first + b, at, row, rows, 0, ROWS, sums, wide=self.terms.wide)
 
             def add(sums: Value) -> list[Value]:
                 return loop("block", 0, count, 1, block, [sums], tag="join", result="sums")
 
-            product.update(self.panel, start + first, row, _JOINED, 0, ROWS, add)
+            product.update(self.panel, start + first, row, rows, 0, ROWS, add)
 
-        loop("part", 0, MOST // _JOINED, 1, part, tag="join")
+        loop("row", MOST * tile, stop, rows, part, tag="join")
 
-    def _taken_away(self, block: Dim, row: Dim) -> Sequence[Value]:
+    def _taken_away(self, block: Dim, row: Dim, rows: int) -> Sequence[Value]:
         """What the offset of the numbers takes away from each term: together, offset * (sum 0 + 256 * sum 1 + 65536 * sum 2)."""
         product = self.product
-        less = [product.taken_away(block, digit, row, _JOINED) for digit in range(product.x.digits)]
+        less = [product.taken_away(block, digit, row, rows) for digit in range(product.x.digits)]
         if not self.terms.wide:
             return less
         return [addi(less[0], muli(less[1], number(256, i32))), muli(less[2], number(1 << 16 - TERM_BITS, i32))]

@@ -52,7 +52,7 @@ class Shape:
     """How much is worked on at a time: ``rows`` of activations by ``columns`` rows of weights, and steps in pieces of ``blocks``.
 
     ``few`` rows or more are many, for which weights are unpacked; ``ahead`` and ``near`` are how many bytes further hints go.  With
-    ``tiles`` whole tiles of many rows are multiplied by :class:`passes.loops._digit_tiles.Tiles`.
+    ``tiles`` many rows are multiplied by :class:`passes.loops._digit_tiles.Tiles`.
     """
 
     rows: int
@@ -245,13 +245,15 @@ class Product:
             for start in range(0, total, size):
                 count = min(size, total - start)
                 unpacked.fill(source, start, count, self.shape.columns)
-                done = tiles.add(start, count) if tiles is not None else 0
-                self._blocks(unpacked, p, start, count, first=done)
+                if tiles is not None:
+                    tiles.add(start, count)
+                else:
+                    self._blocks(unpacked, p, start, count)
 
         parallel([("panel", 0, self.weights.panels)], panel, tag="panel")
 
-    def _blocks(self, source: Source, panel: Dim, start: int, count: Dim, hints: Hints | None = None, first: Dim = 0) -> None:
-        """Adds blocks from ``start`` on (block 0 of the source) to rows of a panel from ``first`` on: so many at a time, then one by one."""
+    def _blocks(self, source: Source, panel: Dim, start: int, count: Dim, hints: Hints | None = None) -> None:
+        """Adds blocks from ``start`` on (block 0 of the source) to all rows of a panel, so many at a time, and what is left one by one."""
         size, columns = self.shape.rows, self.shape.columns
 
         def tile(row: Dim, rows: int, column: Dim) -> None:
@@ -267,9 +269,9 @@ class Product:
                 loop("column", 0, ROWS, columns, lambda c: tile(row, rows, c), tag="columns")
 
         total = self.x.rows
-        whole = first + size * floordiv(total - first, size)
-        if whole != first:
-            loop("row", first, whole, size, lambda r: across(r, size), tag="rows")
+        whole = size * floordiv(total, size)
+        if whole != 0:
+            loop("row", 0, whole, size, lambda r: across(r, size), tag="rows")
         if whole != total:
             loop("row", whole, total, 1, lambda r: across(r, 1), tag="rows")
 
