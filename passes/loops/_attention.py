@@ -51,8 +51,6 @@ LANES = 16
 """Keys of a step inside a block; the same for every machine, as sums are in 16 lanes."""
 MOST = 1 << 16
 """Numbers of a tile: its queries and what becomes of them are on the stack."""
-Hints = Callable[[Dim, Dim], None]
-"""Gives the hints that belong to a place in the work: a key (of a panel), and one of its numbers."""
 LOWEST = -3.4028234663852886e38
 """What the largest score starts from, so that a query that sees no key gives zeros."""
 
@@ -215,11 +213,11 @@ class Nests:
 
     def products(
         self, q: Value, at: Dim, panel: Callable[[Dim, Dim, int], Value], start: Dim, stop: Dim, width: int,
-        prepare: Callable[[Dim], None] | None = None, hints: Hints | None = None,
+        prepare: Callable[[Dim], None] | None = None,
     ) -> None:  # fmt: skip
         """Scores of the keys from ``start`` to ``stop``, ``width`` at a time; ``panel`` loads some of the keys' d-th numbers.
 
-        ``prepare`` is called for each of these blocks, ``hints`` for each number of it.
+        ``prepare`` is called for each of these blocks.
         """
 
         def one(p: Dim) -> None:
@@ -227,8 +225,6 @@ class Nests:
                 prepare(p)
 
             def add(d: Dim, total: Value) -> Value:
-                if hints is not None:
-                    hints(p, d)
                 return fma(load(q, (at, self.rows), d, keep=True, name="q"), panel(p, d, width), total, name="sum")  # type: ignore[no-any-return]
 
             (found,) = loop("d", 0, self.problem.width, 1, add, [filled(self.zero, self.rows, width)], result="score")
@@ -381,19 +377,16 @@ class Nests:
 
     # -- keys by columns -------------------------------------------------------------------------------------------
 
-    def turn(self, batch: Dim, head: Dim, first: Dim, count: Dim, target: Value, places: Sequence[Dim], hints: Hints | None = None) -> None:
+    def turn(self, batch: Dim, head: Dim, first: Dim, count: Dim, target: Value, places: Sequence[Dim]) -> None:
         """A panel: a row of ``columns`` for each number of the keys from ``first`` on; zeros behind the ``count`` keys that there are.
 
-        ``count`` is a multiple of ``LANES``, except where it ends with the last key.  ``hints`` is called for each square: ``LANES``
-        keys and numbers.
+        ``count`` is a multiple of ``LANES``, except where it ends with the last key.
         """
         k, width = self.problem.k, self.problem.width
 
         def square(j: Dim, d: Dim, size: int) -> None:
             found = load(k.buffer, *k.at(batch, head, (first + j, LANES), (d, size)), name="keys")
             store(transpose(found, perm=(1, 0), name="turned"), target, *places, (d, size), (j, LANES))
-            if hints is not None:
-                hints(j, d)
 
         def keys(j: Dim) -> None:
             whole = width - width % LANES

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from math import gcd
+
 from dialects.arith.floats import mulf
+from dialects.math.exact import fma
+from dialects.vector import extract, transpose
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv, mod
 from ir.types import f32
 from passes.linalg._views import View
 from passes.loops._attention import KEYS, LANES, Nests, Problem, Sight
-from passes.loops._blocks import alloc, least, load, loop, most, parallel, prefetch, reshaped, store
+from passes.loops._blocks import alloc, filled, least, load, loop, most, parallel, prefetch, reshaped, store
 
 
 def most_queries(group: int, rows: int) -> int:
@@ -21,55 +26,56 @@ def _padded(size: int) -> int:
     return -(-size // 32) * 32
 
 
+QUARTERS = 4
+"""Of the hints for the next block, one of so many parts is given while values are added up, the others with the scores."""
+
+
 class Ahead:
     """Hints for the keys and values of the next block, which are spread over all that is done with this one.
 
     The memory of a cache is read once for each query, and there is much more to wait for than to compute.  Hints in a burst would wait
-    for each other, and while there are none, memory has nothing to do.  So half of them are given while keys are turned (which takes
-    about half of the time), a quarter with the products, and a quarter while values are added up.  They ask for the cache behind the
-    nearest one, which has room for a block and more loads under way.  Behind the last block of a head comes the first one of the next
-    head; what would be beyond the last key of the last head are hints for that key itself, which is near.
+    for each other, and while there are none, memory has nothing to do.  So they are given as time passes: three quarters with the
+    scores, one while values are added up.  Keys and values take turns, and whole rows are asked for at once; where blocks of registers
+    are too narrow for that, it is keys with the scores, and values with values.  They go to the cache behind the nearest one, which has
+    room for a block and more loads under way.  Behind the last block of a head comes the first one of the next head; what would be
+    beyond the last key of the last head are hints for that key itself, which is near.
     """
 
     def __init__(self, problem: Problem, batch: Dim, head: Dim, block: Dim, keys: Dim, columns: int) -> None:
         over = most("over", floordiv(block, KEYS) + 2 - ceildiv(keys, KEYS), 0)
         carry = least("carry", over, problem.key_heads - 1 - head)  # 1: the next one is the first of the next head
-        self.problem, self.batch, self.head, self.columns = problem, batch, head + carry, columns
+        self.problem, self.batch, self.head = problem, batch, head + carry
         self.next, self.last = (1 - carry) * (block + KEYS), keys - 1
-        self.alike = problem.width == problem.value_width
+        width, columns = problem.value_width, min(columns, problem.value_width)
+        self.together = problem.width == width and width % columns == 0 and columns % (QUARTERS * LANES) == 0
 
-    def turning(self, key: Dim, d: Dim) -> None:
-        """With a square of ``LANES`` keys: half as many keys and values, of the first half of the block."""
+    def scoring(self, key: Dim, d: Dim) -> None:
+        """With a square of ``LANES`` keys and numbers: rows of the part of the next block that stands where the square does in this one."""
+        share, width = LANES - LANES // QUARTERS if self.together else LANES, self.problem.width
+        first, size = floordiv(share * key, LANES), gcd(share * LANES, width)
 
-        def row(r: Dim) -> None:
-            place = self._row(floordiv(key, 2) + r)
-            self._hint(self.problem.k, place, d, 1)
-            if self.alike:
-                self._hint(self.problem.v, place, d, 1)
+        def piece(view: View, i: Dim) -> None:
+            if width % LANES or size <= LANES:  # a line of each row
+                self._hint(view, first + i, d, 1)
+            else:
+                at = share * d + size * i
+                self._hint(view, first + floordiv(at, width), 0 if size == width else mod(at, width), size)
 
-        loop("ahead", 0, LANES // 2, 1, row)
-
-    def multiplying(self, key: Dim, d: Dim) -> None:
-        """With a number of ``columns`` keys: so that ``LANES`` numbers make half as many keys, of the second half of the block."""
-        first = KEYS // 2 + floordiv(key, 2) + floordiv(self.columns * mod(d, LANES), 2 * LANES)
-        for r in range(max(1, self.columns // (2 * LANES))):
-            self._hint(self.problem.k, self._row(first + r), d, 1)
+        for view in (self.problem.k, self.problem.v) if self.together else (self.problem.k,):
+            count = share if width % LANES else share * LANES // max(size, LANES)
+            loop("ahead", 0, count, 1, lambda i, view=view: piece(view, i))  # type: ignore[misc]
 
     def adding(self, key: Dim, column: Dim, columns: int) -> None:
-        """With some columns of a value: half of those of a value of the second half; all of one, where no other hints were given."""
-        if not self.alike:
-            self._hint(self.problem.v, self._row(key), column, columns)
-        elif columns < 2 * LANES:
-            self._hint(self.problem.v, self._row(KEYS // 2 + floordiv(key, 2)), column, columns)
-        else:
-            half = columns // 2
-            self._hint(self.problem.v, self._row(KEYS // 2 + floordiv(key, 2)), column + half * mod(key, 2), half)
-
-    def _row(self, row: Dim) -> Dim:
-        return least("ahead", self.next + row, self.last)
+        """With some columns of a value: a quarter of a row in the last quarter of the next block, or these columns of the next value."""
+        if not self.together:
+            self._hint(self.problem.v, key, column, columns)
+            return
+        part = columns // QUARTERS
+        for view in (self.problem.k, self.problem.v):
+            self._hint(view, KEYS - KEYS // QUARTERS + floordiv(key, QUARTERS), column + part * mod(key, QUARTERS), part)
 
     def _hint(self, view: View, row: Dim, column: Dim, columns: int) -> None:
-        prefetch(view.buffer, *view.at(self.batch, self.head, row, (column, columns)), locality=2)
+        prefetch(view.buffer, *view.at(self.batch, self.head, least("ahead", self.next + row, self.last), (column, columns)), locality=2)
 
 
 class Decode(Nests):
@@ -102,40 +108,97 @@ class Decode(Nests):
         p, block = self.problem, KEYS * n
         sight = self.sight(b)
         self.alloc_scores()
-        q, panels = alloc("q.tile", f32, self.rows, p.width), alloc("keys.panel", f32, KEYS // self.columns, p.width, self.columns)
+        self.q = alloc("q.tile", f32, self.most_rounds * self.rows, p.width)
+        self.all_scores = self.scores if self.rounds == 1 else alloc("all.scores", f32, self.most_rounds * self.rows, KEYS)
         count = most("count", least("at.most", sight.keys - block, KEYS), 0)
+        ahead = Ahead(p, b, h, block, sight.keys, self.columns) if not isinstance(p.keys, int) or p.keys > KEYS else None
+        self._each_round(lambda s: self._scale(b, h, s))
+        self._scores(b, h, block, count, ahead)
+        self._each_round(lambda s: self._round(b, h, n, s, sight, count, ahead))
 
-        more = not isinstance(p.keys, int) or p.keys > KEYS
-        ahead = Ahead(p, b, h, block, sight.keys, self.columns) if more else None
+    def _each_round(self, inside: Callable[[Dim], None]) -> None:
+        loop("s", 0, self.rounds, 1, inside)
 
-        def turned(at: Dim) -> None:
-            first = block + at
-            there = least("some", LANES * ceildiv(count - at, LANES), p.keys - first, self.columns)
-            hints = None if ahead is None else lambda j, d: ahead.turning(at + j, d)
-            self.turn(b, h, first, there, panels, (floordiv(at, self.columns),), hints)
-
-        loop("p", 0, count, self.columns, turned)
-        loop("s", 0, self.rounds, 1, lambda s: self._round(b, h, n, s, sight, count, q, panels, ahead))
-
-    def _round(
-        self, b: Dim, h: Dim, n: Dim, s: Dim, sight: Sight, count: Dim, q: Value, panels: Value, ahead: Ahead | None
-    ) -> None:  # fmt: skip
-        p, block = self.problem, KEYS * n
+    def _scale(self, b: Dim, h: Dim, s: Dim) -> None:
+        """Copies the queries of a round, scaled."""
+        p = self.problem
         if p.q.is_plain and self.rounds == 1:
             rows = reshaped(p.q.buffer, p.batch, p.key_heads, self.rows, p.width)
-            store(mulf(load(rows, b, h, (0, self.rows), (0, p.width), name="q"), self.scale), q, (0, self.rows), (0, p.width))
-        else:
+            store(mulf(load(rows, b, h, (0, self.rows), (0, p.width), name="q"), self.scale), self.q, (0, self.rows), (0, p.width))
+            return
 
-            def scaled(r: Dim) -> None:
-                found = load(p.q.buffer, *p.q.at(b, *self._place(h, s, r), (0, p.width)), name="q")
-                store(mulf(found, self.scale), q, r, (0, p.width))
+        def scaled(r: Dim) -> None:
+            found = load(p.q.buffer, *p.q.at(b, *self._place(h, s, r), (0, p.width)), name="q")
+            store(mulf(found, self.scale), self.q, self.rows * s + r, (0, p.width))
 
-            loop("row", 0, self.rows, 1, scaled)
+        loop("row", 0, self.rows, 1, scaled)
 
-        def panel(at: Dim, d: Dim, width: int) -> Value:
-            return load(panels, floordiv(at, self.columns), d, (0, width), name="key")
+    def _scores(self, b: Dim, h: Dim, block: Dim, count: Dim, ahead: Ahead | None) -> None:
+        """The scores of a block and all queries: squares of keys are turned in registers, and multiplied while they are there."""
+        p, width = self.problem, self.problem.width
+        behind = KEYS if isinstance(p.keys, int) and p.keys % LANES == 0 else p.keys - block
+        whole = LANES * floordiv(least("there", count + LANES - 1, behind), LANES)
 
-        self.products(q, 0, panel, 0, count, self.columns, hints=None if ahead is None else ahead.multiplying)
+        def keys(j: Dim) -> None:
+            def square(d: Dim, size: int) -> None:
+                found = load(p.k.buffer, *p.k.at(b, h, (block + j, LANES), (d, size)), name="keys")
+                turned = transpose(found, perm=(1, 0), name="turned")
+                if ahead is not None:
+                    ahead.scoring(j, d)
+                self._add_products(j, d, [extract(turned, position=(i,), name="key") for i in range(size)])
+
+            self._by_lanes(j, square)
+
+        loop("j", 0, whole, LANES, keys)
+        if isinstance(behind, int):
+            return
+        turned = alloc("turned.keys", f32, width, LANES)
+
+        def last(j: Dim) -> None:
+            """Fewer keys than a square has: what is behind them is not there, or belongs to somebody else."""
+            nothing = filled(self.zero, LANES)
+            loop("d", 0, width, 1, lambda d: store(nothing, turned, d, (0, LANES)))
+
+            def key(i: Dim) -> None:
+                loop("d", 0, width, 1, lambda d: store(load(p.k.buffer, *p.k.at(b, h, block + j + i, d), name="key"), turned, d, i))
+
+            loop("i", 0, least("left", p.keys - block - j, LANES), 1, key)
+            self._by_lanes(j, lambda d, size: self._add_products(j, d, [load(turned, d + i, (0, LANES), name="key") for i in range(size)]))
+
+        loop("j", whole, count, LANES, last)
+
+    def _by_lanes(self, j: Dim, square: Callable[[Dim, int], None]) -> None:
+        """Goes through all numbers of ``LANES`` keys, some at a time, with scores of 0 to begin with."""
+        width = self.problem.width
+        zeros = filled(self.zero, self.rows, LANES)
+        self._each_round(lambda s: store(zeros, self.all_scores, (self.rows * s, self.rows), (j, LANES)))
+        whole = width - width % LANES
+        if whole:
+            loop("d", 0, whole, LANES, lambda d: square(d, LANES))
+        if width > whole:
+            square(whole, width - whole)
+
+    def _add_products(self, j: Dim, d: Dim, keys: Sequence[Value]) -> None:
+        """Adds products to the scores of ``LANES`` keys: of their numbers from the d-th on."""
+
+        def add(s: Dim) -> None:
+            rows = self.rows * s, self.rows
+            total = load(self.all_scores, rows, (j, LANES), name="score")
+            for i, key in enumerate(keys):
+                total = fma(load(self.q, rows, d + i, keep=True, name="q"), key, total, name="sum")
+            store(total, self.all_scores, rows, (j, LANES))
+
+        self._each_round(add)
+
+    def _round(self, b: Dim, h: Dim, n: Dim, s: Dim, sight: Sight, count: Dim, ahead: Ahead | None) -> None:
+        """What becomes of the scores of a round."""
+        p, block = self.problem, KEYS * n
+        if self.all_scores is not self.scores:
+
+            def take(j: Dim) -> None:
+                store(load(self.all_scores, (self.rows * s, self.rows), (j, LANES), name="score"), self.scores, (0, self.rows), (j, LANES))
+
+            loop("j", 0, count, LANES, take)
         self.apply_mask(b, block, count, lambda r: self._place(h, s, r), alike=p.group == 1)
         self.hide(sight, self.steps * s, block, count)
         self.exponentials(count)
