@@ -157,14 +157,16 @@ def store(value: Value, buffer: Value, *places: Place, valid: Value | None = Non
     _create(name, [value, _access(buffer, places)], (), valid=valid)
 
 
-def prefetch(buffer: Value, *places: Place, locality: int = 3) -> None:
-    """Hints that bring a run along the last dimension near, line by line; ``locality`` as ``memref.prefetch`` has it."""
+def prefetch(buffer: Value, *places: Place, locality: int = 3, write: bool = False) -> None:
+    """Hints that bring a run along the last dimension near, line by line; ``locality`` and ``write`` as ``memref.prefetch`` has them."""
     *front, last = places
     start, size = last if isinstance(last, tuple) else (last, 1)
     for at in range(0, size, max(1, LINE // buffer_type(buffer).dtype.itemsize)):
         made = _create("memref.prefetch", [_access(buffer, [*front, start + at])], ())
         if locality != 3:
             made.set_attribute("locality", locality)
+        if write:
+            made.set_attribute("write", True)
 
 
 # -- loops and choices -------------------------------------------------------------------------------------------------

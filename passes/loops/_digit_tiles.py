@@ -24,7 +24,7 @@ from dialects.vector import dot4
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv
 from ir.types import MemRefType, VectorType, i8, i32
-from passes.loops._blocks import alloc, filled, least, load, loop, number, parallel, store
+from passes.loops._blocks import alloc, filled, least, load, loop, number, parallel, prefetch, store
 
 if TYPE_CHECKING:
     from passes.loops._digits import Activations, Product, Unpacked, Weights
@@ -36,8 +36,8 @@ _JOINED = 8
 """Rows that are joined at a time: their sums fill half of 32 registers."""
 _AT_ONCE = 2
 """Terms whose products are under way at once: with two columns of tiles each, these and what they read fill 8 registers."""
-_BYTES = 16384
-"""Bytes of integers that wait at a time: a third of a cache of 48 KiB."""
+_NEAR = 36 << 10
+"""Bytes of what is read and what waits at a time: three quarters of a cache of 48 KiB."""
 
 
 def is_wide(digits: int, weights: Weights) -> bool:
@@ -111,15 +111,19 @@ class Tiles:
 
     def __init__(self, product: Product, terms: Terms, source: Unpacked, panel: Dim) -> None:
         self.product, self.terms, self.source, self.panel = product, terms, source, panel
-        self.most = max(1, _BYTES // (4 * terms.count * MOST * ROWS))
+        read = terms.size * (ROWS + terms.count * MOST) + ROWS * (1 + product.weights.format.minimum)
+        self.most = max(1, _NEAR // (4 * (read + terms.count * MOST * ROWS)))
         self.exact = alloc("exact", i32, self.most, terms.count, MOST, ROWS)
 
     def add(self, start: int, count: int) -> None:
         """Adds blocks from ``start`` on (block 0 of the source) to all rows; those of a tile that isn't full are joined one by one."""
 
         def tile(t: Dim, stop: Dim, rows: int) -> None:
-            for first in range(0, count, self.most):
-                some = min(self.most, count - first)
+            if start == 0:
+                self._ask_for_results(t)
+            size = -(-count // -(-count // self.most))
+            for first in range(0, count, size):
+                some = min(size, count - first)
                 self._multiply(t, start, first, some)
                 self._join(t, stop, rows, start, first, some)
 
@@ -129,6 +133,11 @@ class Tiles:
             loop("tile", 0, whole, 1, lambda t: tile(t, MOST * t + MOST, _JOINED), tag="tiles")
         if MOST * whole != total:
             loop("tile", whole, self.terms.tiles, 1, lambda t: tile(t, total, 1), tag="tiles")
+
+    def _ask_for_results(self, tile: Dim) -> None:
+        """Hints for the lines that the first sums are stored to: nobody has touched them lately."""
+        for row in range(MOST):
+            prefetch(self.product.out, MOST * tile + row, (ROWS * self.panel, ROWS), write=True)
 
     def _multiply(self, tile: Dim, start: int, first: int, count: int) -> None:
         """The products of some blocks: ``first`` is the first one's number in the source."""

@@ -175,9 +175,11 @@ class Unpacked(Source):
         self.parts = alloc("factors", f32, blocks, 1 + format_.minimum, ROWS)
 
     def fill(self, source: Packed, start: Dim, count: Dim, columns: int) -> None:
-        """Unpacks blocks from one on."""
+        """Unpacks blocks from one on; those of the next panel are asked for meanwhile, as they are far away."""
+        weights = source.weights
 
         def block(b: Dim) -> None:
+            prefetch(weights.packed, source.panel + 1, start + b, (0, weights.format.bytes), locality=2)
             for column in range(0, ROWS, columns):
                 for word, found in source.words(start + b, column, columns):
                     store(found, self.numbers, b, word, (column, columns))
