@@ -24,7 +24,7 @@ from dialects.vector import dot4
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv
 from ir.types import MemRefType, VectorType, i8, i32
-from passes.loops._blocks import alloc, filled, least, load, loop, number, parallel, prefetch, store
+from passes.loops._blocks import alloc, filled, least, load, loop, most, number, parallel, prefetch, store
 
 if TYPE_CHECKING:
     from passes.loops._digits import Activations, Product, Unpacked, Weights
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 TERM_BITS = 12
 """Bits of a number that a tile holds in two bytes."""
 _WORDS = BLOCK // 4
+_GROUP = 8
+"""Tiles of rows that go through all panels, one panel after the other, before the next ones do: the next cache holds their terms."""
 _JOINED = 8
 """Rows that are joined at a time: their sums fill half of 32 registers."""
 _AT_ONCE = 2
@@ -52,6 +54,7 @@ class Terms:
         self.x, self.wide = x, is_wide(x.digits, weights)
         self.count, self.size = (2, 2 * _WORDS) if self.wide else (x.digits, _WORDS)
         self.blocks, self.tiles = weights.blocks, ceildiv(x.rows, MOST)
+        self.groups = ceildiv(self.tiles, _GROUP)
         self.bytes = alloc("terms", i8, self.tiles, self.blocks, self.count, MOST, 4 * self.size)
         type_ = MemRefType(i32, (self.tiles, self.blocks, self.count, MOST, self.size))
         self.words = view(self.bytes, offset=0, result_type=type_, name="terms.words")
@@ -107,16 +110,16 @@ class Terms:
 
 
 class Tiles:
-    """The tiles of a product, for one panel of weights."""
+    """The tiles of a group of rows, for one panel of weights."""
 
-    def __init__(self, product: Product, terms: Terms, source: Unpacked, panel: Dim) -> None:
-        self.product, self.terms, self.source, self.panel = product, terms, source, panel
+    def __init__(self, product: Product, terms: Terms, source: Unpacked, panel: Dim, group: Dim) -> None:
+        self.product, self.terms, self.source, self.panel, self.group = product, terms, source, panel, group
         read = terms.size * (ROWS + terms.count * MOST) + ROWS * (1 + product.weights.format.minimum)
         self.most = max(1, _NEAR // (4 * (read + terms.count * MOST * ROWS)))
         self.exact = alloc("exact", i32, self.most, terms.count, MOST, ROWS)
 
     def add(self, start: int, count: int) -> None:
-        """Adds blocks from ``start`` on (block 0 of the source) to all rows; those of a tile that isn't full are joined one by one."""
+        """Adds blocks from ``start`` on (block 0 of the source); the rows of a tile that isn't full are joined one by one."""
 
         def tile(t: Dim, stop: Dim, rows: int) -> None:
             if start == 0:
@@ -127,12 +130,13 @@ class Tiles:
                 self._multiply(t, start, first, some)
                 self._join(t, stop, rows, start, first, some)
 
-        total = self.product.x.rows
+        total, begin, end = self.product.x.rows, _GROUP * self.group, _GROUP * self.group + _GROUP
         whole = floordiv(total, MOST)
         if whole != 0:
-            loop("tile", 0, whole, 1, lambda t: tile(t, MOST * t + MOST, _JOINED), tag="tiles")
+            loop("tile", begin, least("whole", whole, end), 1, lambda t: tile(t, MOST * t + MOST, _JOINED), tag="tiles")
         if MOST * whole != total:
-            loop("tile", whole, self.terms.tiles, 1, lambda t: tile(t, total, 1), tag="tiles")
+            last = least("last", self.terms.tiles, end)
+            loop("tile", most("rest", whole, begin), last, 1, lambda t: tile(t, total, 1), tag="tiles")
 
     def _ask_for_results(self, tile: Dim) -> None:
         """Hints for the lines that the first sums are stored to: nobody has touched them lately."""

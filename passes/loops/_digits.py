@@ -241,9 +241,9 @@ class Product:
             most = max(1, most // (4 if terms.wide else 2))  # what is read and what waits share the nearest cache
         size = -(-total // -(-total // most))
 
-        def panel(p: Dim) -> None:
+        def panel(p: Dim, group: Dim = 0) -> None:
             source, unpacked = Packed(self.weights, p), Unpacked(self.weights.format, size, terms is not None and terms.wide)
-            tiles = Tiles(self, terms, unpacked, p) if terms is not None else None
+            tiles = Tiles(self, terms, unpacked, p, group) if terms is not None else None
             for start in range(0, total, size):
                 count = min(size, total - start)
                 unpacked.fill(source, start, count, self.shape.columns)
@@ -252,7 +252,11 @@ class Product:
                 else:
                     self._blocks(unpacked, p, start, count)
 
-        parallel([("panel", 0, self.weights.panels)], panel, tag="panel")
+        panels = ("panel", 0, self.weights.panels)
+        if terms is None or terms.groups == 1:
+            parallel([panels], panel, tag="panel")
+        else:
+            parallel([("group", 0, terms.groups), panels], lambda g, p: panel(p, g), tag="panel")
 
     def _blocks(self, source: Source, panel: Dim, start: int, count: Dim, hints: Hints | None = None) -> None:
         """Adds blocks from ``start`` on (block 0 of the source) to all rows of a panel, so many at a time, and what is left one by one."""

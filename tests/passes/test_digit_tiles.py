@@ -14,7 +14,7 @@ from passes.pipelines import OTHER_TARGETS, load_pipeline
 from tests.digit_programs import FORMATS, product_text, random_weights
 
 CASES = [(f, n) for f in FORMATS for n in (1, 2, 3)]
-COUNTS = (1, 15, 16, 17, 31, 32, 33, 48, 77)
+COUNTS = (1, 15, 16, 17, 31, 32, 33, 48, 77, 128, 129, 300)
 
 
 def extreme_weights(format_: str, rows: int, size: int) -> np.ndarray:
@@ -62,6 +62,14 @@ def test_loops_have_the_bits_of_machine_code(format_: str, digits: int) -> None:
         for reverse in (False, True):
             (y,) = Interpreter(module, reverse_parallel=reverse).run(module.graphs["main"], [x, packed])
             assert y.tobytes() == expected.tobytes()
+
+
+def test_rows_of_several_groups_in_the_interpreter() -> None:
+    packed, x = d.pack_rows(extreme_weights("q4_0", 32, 32)), activations(131, 32)
+    module = graph_opt.parse(product_text("q4_0", 32, 32, 3))
+    PassManager(load_pipeline(OTHER_TARGETS["cpu-amx"])).run(module)
+    (y,) = Interpreter(module, reverse_parallel=True).run(module.graphs["main"], [x, packed])
+    assert y.tobytes() == graph_opt.compile(graph_opt.parse(product_text("q4_0", 32, 32, 3)), pipeline="cpu")(x, packed).tobytes()
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3])
