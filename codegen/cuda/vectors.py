@@ -127,6 +127,24 @@ def _step(w: Writer, op: Operation) -> None:
     w.values[result] = Expr(name)
 
 
+@emits("vector.dot4")
+def _dot4(w: Writer, op: Operation) -> None:
+    """Element by element, one word after the other."""
+    a, b = (_named(w, v) for v in op.operands)
+    result = op.results[0]
+    shape, inner = shape_of(result), shape_of(op.operands[0])
+    assert shape is not None and inner is not None and isinstance(result.type, VectorType)
+    (rows, columns), words = shape, inner[1]
+    name, row, column, word = w.token(result.name), w.fixed("row"), w.fixed("column"), w.fixed("word")
+    w.line(f"{c_type(result.type)} {name};")
+    with unrolled(w, row, rows), unrolled(w, column, columns):
+        at = f"{name}[{columns} * {row} + {column}]"
+        w.line(f"{at} = 0;")
+        with unrolled(w, word, words):
+            w.line(f"{at} = go_dot4({b.text}[{columns} * {word} + {column}], {a.text}[{words} * {row} + {word}], {at});")
+    w.values[result] = Expr(name)
+
+
 @emits("vector.multi_reduction")
 def _multi_reduction(w: Writer, op: Operation) -> None:
     """Floats are added and multiplied in double from their neutral element on, in ascending order, and rounded once."""

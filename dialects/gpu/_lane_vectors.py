@@ -8,6 +8,7 @@ import numpy as np
 
 from dialects.gpu._execution import APART, Lanes
 from dialects.graph._shapes import normalize_axes
+from dialects.vector import dot4
 from ir.core import Operation
 
 
@@ -46,6 +47,11 @@ def _shuffle(interpreter: Any, op: Operation, operands: list[Any], environment: 
     return (Lanes(np.concatenate([x, y], axis=1)[:, list(mask)]),)
 
 
+def _dot4(interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
+    a, b = map(environment.block_state.all_of, operands)
+    return (Lanes(np.stack([dot4(x, y) for x, y in zip(a, b, strict=True)])),)
+
+
 def _multi_reduction(interpreter: Any, op: Operation, operands: list[Any], environment: Any) -> tuple[Any, ...]:
     axes: Any = op.attribute("axes")
     array = operands[0].array
@@ -62,5 +68,6 @@ APART |= {
     "vector.extract": _extract,
     "vector.insert": _insert,
     "vector.shuffle": _shuffle,
+    "vector.dot4": _dot4,
     "vector.multi_reduction": _multi_reduction,
 }

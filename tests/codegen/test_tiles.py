@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
+from codegen.cuda.emit import emit_program
 from codegen.llvm import jit
 from dialects._tiles import is_tile
 from dialects.vector import dot4
 from ir.core import Module
 from ir.diagnostics import GraphError
+from ir.interpreter import Interpreter
 from ir.opdef import TypeProblem
 from ir.parser import parse_module
 from ir.types import ScalarType, VectorType, i32, i64
 from passes.infra.manager import PassManager
 from passes.pipelines import load_pipeline, preset_for
+from tests.checks import load
 from tests.codegen.code_checks import main_program, outputs
+from tests.codegen.cuda_graph import CudaGraph, build
 from tests.codegen.native_graph import NativeGraph
 
 FEATURES = {"tiles": ("amx-int8", "amx-tile"), "vnni": ("avx512vnni", "avx512vl", "avx512bw", "avx2", "sse2"), "sse2": ("sse2",)}
@@ -95,6 +102,36 @@ def test_tiles_stay_whole() -> None:
     assert sum(is_tile(op) for op in module.walk()) == 4
     PassManager(load_pipeline("unroll-vectors")).run(module)
     assert sum(is_tile(op) for op in module.walk()) == 4
+
+
+KERNEL = """graph @main(%A: memref<i32[64, 3, 5]>, %B: memref<i32[64, 5, 2]>, %C: memref<i32[64, 3, 2]>) {
+  gpu.launch(%x = 0 to 2, threads=32, name="products") {
+    %t = gpu.thread_id() : index
+    %a = vector.load(%A[32*%x+%t, 0:+3, 0:+5]) : vector<i32[3, 5]>
+    %b = vector.load(%B[32*%x+%t, 0:+5, 0:+2]) : vector<i32[5, 2]>
+    %c = vector.dot4(%a, %b) : vector<i32[3, 2]>
+    vector.store(%c, %C[32*%x+%t, 0:+3, 0:+2])
+    yield
+  }
+  return
+}
+"""
+
+
+def test_threads_of_a_kernel_have_their_own() -> None:
+    """In the interpreter, and in the kernel built for this machine."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-(2**31), 2**31, shape).astype(np.int32) for shape in ((64, 3, 5), (64, 5, 2)))
+    expected = np.stack([product(x, y) for x, y in zip(a, b, strict=True)]).astype(np.int32)
+    module = load(KERNEL)
+    runs: list[Callable[[list[np.ndarray]], object]] = [lambda given: Interpreter(module).run(module.main, given)]
+    if shutil.which("g++"):
+        program = emit_program(module, module.main)
+        runs.append(CudaGraph(program, module.main, build([program])).run)
+    for run in runs:
+        arrays_ = [a, b, np.zeros_like(expected)]
+        run(arrays_)
+        assert np.array_equal(arrays_[2], expected)
 
 
 def test_types() -> None:
