@@ -96,7 +96,8 @@ def lines(file: Path, folder: Path, threads: int, python: str) -> list[Line]:
     short, long = folder / "short.txt", folder / "long.txt"
     short.write_text(PROMPT)
     long.write_text(" ".join(f"word{i % 7}" for i in range(LONG // 2)))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # a first run leaves bytecode behind
+    environment = {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
 
     def ours(prompt: Path, count: int, *flags: str) -> list[str]:
         words = ["generate", str(file), "--prompt-file", str(prompt), "--max-tokens", str(count), "--threads", str(threads)]

@@ -12,7 +12,7 @@ import dialects
 from codegen.cuda.drivers import is_cuda
 from graph_opt.binding import Sources, at_location, bind_constants, bind_files, given_arrays, plain_array
 from graph_opt.executable import Executable
-from graph_opt.kept import READING, Kept, place_in_cache
+from graph_opt.kept import READING, Kept, place_in_cache, tell_nobody
 from ir.clone import clone_module
 from ir.core import Graph, Module
 from ir.diagnostics import Diagnostic, Diagnostics, GraphError, NamedLocation, Source, did_you_mean
@@ -149,7 +149,7 @@ def compile(
     ``progress`` is told what is being done.
     Raises :class:`GraphError` for everything that is wrong with the program, the pipeline or the files.
     """
-    asked = _Asked(graph, pipeline, device, threads, constants or {}, files, precision, progress or _tell_nobody)
+    asked = _Asked(graph, pipeline, device, threads, constants or {}, files, precision, progress or tell_nobody)
     name, folder = _name_and_folder(program)
     try:
         check_device(device, threads)
@@ -176,7 +176,7 @@ def compile_text(
     """Like :func:`compile` for a text that is in no file; messages call it ``name``."""
     try:
         check_device(DEFAULT_DEVICE, threads)
-        asked = _Asked(graph, None, DEFAULT_DEVICE, threads, {}, files, precision, progress or _tell_nobody)
+        asked = _Asked(graph, None, DEFAULT_DEVICE, threads, {}, files, precision, progress or tell_nobody)
         return asked.executable(text, name, None, cache)
     except GraphError as error:
         raise at_location(error, NamedLocation(name, 1, 1)) from error
@@ -223,7 +223,7 @@ class _Asked:
         sources = bind_files(image.module, self.files, folder, required=True)
         if image.given is not None:
             sources[image.given] = given_arrays(self.constants, image.graph.loc)
-        anew = replace(self, tell=_tell_nobody)
+        anew = replace(self, tell=tell_nobody)
         text = kept.source.text
         return kept.load(
             image, sources, self.threads, lambda: anew.compiled(parse(text, kept.source.name), folder, None).module, self.tell
@@ -243,10 +243,6 @@ class _Asked:
             kept.given = given
         passes = with_precision(load_pipeline(default_pipeline(module, self.device) if self.pipeline is None else self.pipeline), self.precision)
         return make_executable(module, entry, sources, self.device, self.threads, passes, Instrumentation(progress=self.tell), kept)
-
-
-def _tell_nobody(what: str) -> None:
-    pass
 
 
 def _name_and_folder(program: str | os.PathLike[str] | Module) -> tuple[str, Path | None]:

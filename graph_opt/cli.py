@@ -301,8 +301,11 @@ def _dispatch(args: list[str]) -> int:
         if command == "generate":
             wanted = generate_parser().parse_args(rest)
             _heed_cache_flag(wanted)
-            from graph_opt import generate
-            from graph_opt.guard import guarded
+            from graph_opt.collector import fewer_collections
+
+            with fewer_collections():  # what is imported stays
+                from graph_opt import generate
+                from graph_opt.guard import guarded
 
             return guarded(generate.generate, wanted)
         parsers = {"run": run_parser, "bench": bench_parser, "explain-fusion": fusion_parser}

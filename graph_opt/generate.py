@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from graph_opt.collector import fewer_collections
 from graph_opt.guard import UsageError, check_device_flag, pairs, standard_input
 from graph_opt.progress import Progress
 from ir.diagnostics import Diagnostic, GraphError, NamedLocation
@@ -40,16 +42,19 @@ def generate(args: argparse.Namespace) -> int:
     check_device_flag(args.device)
     if args.device != "cpu" and args.threads > 1:
         raise UsageError("--threads is for --device cpu")
-    from graph_opt import llm
-    from graph_opt.llm.precision import precision_cost
+    with fewer_collections():
+        from graph_opt import llm
+        from graph_opt.llm.precision import precision_cost
 
     if (cost := precision_cost(args.precision)) is not None:
         print(f"precision {args.precision}: {cost}", file=sys.stderr)
     progress = Progress()
-    model = llm.load(
-        args.file, args.threads, capacity=args.capacity, precision=args.precision, device=args.device, files=pairs(args.files, "--file") or None,
-        progress=progress.show,
-    )  # fmt: skip
+    with fewer_collections():
+        model = llm.load(
+            args.file, args.threads, capacity=args.capacity, precision=args.precision, device=args.device,
+            files=pairs(args.files, "--file") or None, progress=progress.show,
+        )  # fmt: skip
+        gc.freeze()  # all of it stays
     progress.clear()
     options = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "seed")}
     if prompt is None:

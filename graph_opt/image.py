@@ -20,7 +20,7 @@ from codegen.runtime.facts import Facts, Sized, Writing
 from codegen.runtime.program import NativeProgram
 from graph_opt.ahead import Ahead
 from graph_opt.executable import NativeExecutable
-from graph_opt.kept import WEIGHTS
+from graph_opt.kept import WEIGHTS, tell_nobody
 from graph_opt.load_time import Stored, has_loops, load_quickly, new_program
 from ir.core import Graph, Module, Value, WeightFile
 from ir.diagnostics import GraphError, Source
@@ -289,12 +289,13 @@ class Image:
         self, sources: Mapping[str, WeightSource], threads: int, module: Callable[[], Module], tell: Callable[[str], None]
     ) -> NativeExecutable:
         """Loads weights and code.  ``module`` makes the program after the passes, should somebody ask for it; ``tell`` is told
-        WEIGHTS when these are read by another thread.
+        WEIGHTS when these are read by another thread, or others: one of ``threads`` is left to whoever is told.
 
         Raises GraphError for weights that are missing or don't fit, BadImage for code that can't be loaded.
         """
         ready = {name: self._loader(part, sources, threads) for name, part in self._native.items()}
-        stored = Ahead(lambda: Stored(self.module, sources, threads, ready=ready).tensors(self._main.graph))
+        readers = threads if tell is tell_nobody else max(1, threads - 1)
+        stored = Ahead(lambda: Stored(self.module, sources, readers, ready=ready).tensors(self._main.graph))
         try:
             code = Code(*self._main.objects)
             tell(WEIGHTS)

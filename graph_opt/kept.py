@@ -34,8 +34,8 @@ WEIGHTS = "weights"
 """What is said of a program from the cache when only its weights are still read and packed, by a thread that leaves Python to others."""
 
 
-def _tell_nobody(what: str) -> None:
-    pass
+def tell_nobody(what: str) -> None:
+    """Where nobody wants to know what is being done."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Kept:
         sources: Mapping[str, WeightSource],
         threads: int,
         module: Callable[[], Module],
-        tell: Callable[[str], None] = _tell_nobody,
+        tell: Callable[[str], None] = tell_nobody,
     ) -> Executable | None:
         """The program of an image if that fits these weights; see :meth:`graph_opt.image.Image.executable`."""
         if image is None or not image.fits(sources):

@@ -12,8 +12,9 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
-from interop._files import RegularFile
+from interop._files import FileKey, RegularFile
 from interop._gguf_metadata import Header, Metadata, read_metadata
 from ir.blocks import storage_shape
 from ir.diagnostics import Diagnostic, GraphError
@@ -80,6 +81,19 @@ class Entry:
     end: int
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Contents:
+    """What the header of a file says: its metadata, its checked tensors, and where the data start."""
+
+    metadata: Metadata
+    entries: dict[str, Entry]
+    data_start: int
+
+
+_read: WeakValueDictionary[FileKey, Contents] = WeakValueDictionary()
+"""Of the files that are open: a model's file is opened for its tokenizer, and once more for its weights."""
+
+
 class GgufFile:
     """A :class:`~ir.weights.WeightSource` over one GGUF file, with its :class:`~interop._gguf_metadata.Metadata`.
 
@@ -91,10 +105,14 @@ class GgufFile:
         self.file = file if isinstance(file, RegularFile) else RegularFile(file)
         self._mapping: weakref.ref[mmap.mmap] | None = None  # arrays keep it alive
         try:
-            self.metadata, self._entries, self._data_start = read_header(self.file)
+            contents = _read.get(self.file.key)
+            if contents is None:
+                contents = _read[self.file.key] = Contents(*read_header(self.file))
         except BaseException:
             self.file.close()
             raise
+        self._contents = contents  # keeps it for others that open the file
+        self.metadata, self._entries, self._data_start = contents.metadata, contents.entries, contents.data_start
 
     @property
     def architecture(self) -> str:

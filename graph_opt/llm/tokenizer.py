@@ -212,11 +212,11 @@ class Tokenizer:
         return made
 
     def _bytes_model(self, package: Any) -> Any:
-        pairs = [merge.split(" ", 1) for merge in self.metadata.strings(MERGES)]
-        for number, pair in enumerate(pairs):
-            if len(pair) != 2:
-                raise not_two(self.metadata, number, pair[0])
-        return package.models.BPE(vocab=self.ids, merges=[(a, b) for a, b in pairs], ignore_merges=self._pre.whole_parts)
+        pairs = [tuple(merge.split(" ", 1)) for merge in self.metadata.strings(MERGES)]
+        if not all(len(pair) == 2 for pair in pairs):
+            number, pair = next((n, p) for n, p in enumerate(pairs) if len(p) != 2)
+            raise not_two(self.metadata, number, pair[0])
+        return package.models.BPE(vocab=self.ids, merges=pairs, ignore_merges=self._pre.whole_parts)
 
     def _score_model(self, package: Any) -> Any:
         """Two neighbours are joined where that makes a token, the one of the highest score first."""

@@ -468,3 +468,13 @@ def test_values_at_the_edges_of_narrow_floats(path: Path) -> None:
     bits = np.array([0x7F81, 0x8000, 0x0001, 0x7F80], "<u2")
     source = GgufFile(write(path, gguf_bytes({}, {"b": Stored("bf16", (4,), bits.tobytes())})))
     assert source.read("b").dtype == ml_dtypes.bfloat16 and source.read("b").view(np.uint16).tolist() == bits.tolist()
+
+
+def test_a_file_that_is_open_is_not_read_twice(tmp_path: Path) -> None:
+    """Its header is shared while somebody has it, and read anew when the file is another one."""
+    path = tmp_path / "model.gguf"
+    first = GgufFile(write(path, gguf_bytes({"name": "first"}, {})))
+    assert GgufFile(path).metadata is first.metadata
+    path.unlink()
+    second = GgufFile(write(path, gguf_bytes({"name": "second, and longer"}, {})))
+    assert (first.metadata.text("name"), second.metadata.text("name")) == ("first", "second, and longer")
