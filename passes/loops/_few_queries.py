@@ -110,6 +110,7 @@ class Decode(Nests):
         self.alloc_scores()
         self.q = alloc("q.tile", f32, self.most_rounds * self.rows, p.width)
         self.all_scores = self.scores if self.rounds == 1 else alloc("all.scores", f32, self.most_rounds * self.rows, KEYS)
+        self.turns = least("rounds", self.rounds, self.most_rounds)  # they are no more, which nobody could prove
         count = most("count", least("at.most", sight.keys - block, KEYS), 0)
         ahead = Ahead(p, b, h, block, sight.keys, self.columns) if not isinstance(p.keys, int) or p.keys > KEYS else None
         self._each_round(lambda s: self._scale(b, h, s))
@@ -117,7 +118,7 @@ class Decode(Nests):
         self._each_round(lambda s: self._round(b, h, n, s, sight, count, ahead))
 
     def _each_round(self, inside: Callable[[Dim], None]) -> None:
-        loop("s", 0, self.rounds, 1, inside)
+        loop("s", 0, self.turns, 1, inside)
 
     def _scale(self, b: Dim, h: Dim, s: Dim) -> None:
         """Copies the queries of a round, scaled."""
