@@ -1,4 +1,4 @@
-"""The loops of ``split_digits``: block after block of a row.
+"""The loops of ``split_digits``: some blocks of a row after the other.
 
 Everything is computed from bits of f32: ``arith.bitcast`` there and back makes a number f32 where the interpreter keeps more, so that
 integers are the same everywhere.
@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 
 from dialects.arith.bits import andi, shli, shrsi, xori
-from dialects.arith.cast import bitcast, extsi, sitofp, trunci
+from dialects.arith.cast import bitcast, sitofp, trunci
 from dialects.arith.comparison import cmpi, select
 from dialects.arith.floats import addf, divf, mulf
 from dialects.arith.integers import addi, maxsi, subi
 from dialects.graph.digits import BLOCK, LARGEST, LEAST_SCALE, POWER_STEPS
-from dialects.vector import multi_reduction
+from dialects.vector import multi_reduction, reshape
 from ir.core import Value
 from ir.dims import Dim, product
 from ir.types import DType, ScalarType, Type, VectorType, f32, i8, i32
@@ -48,11 +48,11 @@ def _stored(value: Value, name: str) -> Value:
 
 def split_rows(x: Value, digits: Value, scales: Value, sums: Value) -> None:
     """Fills the results of ``split_digits``."""
-    Split(x, digits, scales, sums).build()
+    SplitTogether(x, digits, scales, sums).build()
 
 
 class Split:
-    """The numbers of a block: as one vector here; other kinds of code say how they load, reduce and store them."""
+    """The numbers of a block: as one vector here; :class:`SplitTogether` and other kinds of code say how they load, reduce and store them."""
 
     def __init__(self, x: Value, digits: Value, scales: Value, sums: Value) -> None:
         *front, size = buffer_type(x).shape
@@ -86,9 +86,14 @@ class Split:
         self.start()
 
         def row(i: Dim) -> None:
-            loop("block", 0, self.blocks, 1, lambda b: self.block(i, b), tag="split")
+            loop("block", 0, self.blocks, self.together, lambda b: self.block(i, b), tag="split")
 
         parallel([("row", 0, self.rows)], row, tag="rows")
+
+    @property
+    def together(self) -> int:
+        """Blocks that are split at a time."""
+        return 1
 
     def load(self, row: Dim, block: Dim) -> Value:
         """The numbers of a block."""
@@ -97,6 +102,10 @@ class Split:
     def reduce(self, x: Value, kind: Literal["add", "max"], name: str) -> Value:
         """The sum or the largest of a block's integers."""
         return multi_reduction(x, kind=kind, axes=(0,), name=name)  # type: ignore[no-any-return]
+
+    def for_each(self, value: Value) -> Value:
+        """What there is once for a block, for each of its numbers."""
+        return value
 
     def store_digit(self, digit: Value, row: Dim, block: Dim, number: int) -> None:
         """Stores a digit of each number of a block."""
@@ -113,23 +122,21 @@ class Split:
         largest = self.reduce(sizes, "max", "largest")
         finite = cmpi(largest, self.infinity, predicate="lt", name="finite")
         scale, factor = self._scale(maxsi(select(finite, largest, self.nothing), self.least))
+        factor, all_or_none = self.for_each(factor), self.for_each(select(finite, self.all, self.nothing))
         # a number below 2**23 plus 2**23 has its integer, rounded to even, behind the exponent; fptosi would be slow for what can't be here
         scaled = _stored(mulf(_as(sizes, f32), factor), "scaled")
         size = subi(_as(addf(scaled, self.shift), i32), self.shift_bits)
         sign = shrsi(found, self.sign)
-        integers = andi(subi(xori(size, sign), sign), select(finite, self.all, self.nothing), name="integers")
-        total: Value | None = None
-        for n in range(self.count):
-            moved = shrsi(addi(integers, self.halves[n]), self.steps[n]) if n else integers
-            digit = trunci(moved, result_type=_like(moved, i8), name=f"digit.{n}")
-            self.store_digit(digit, row, block, n)
-            found_sum = self.reduce(extsi(digit, result_type=_like(digit, i32)), "add", f"sum.{n}")
-            self.store(found_sum, self.sums, row, block, n)
-            total = found_sum if total is None else addi(total, shli(found_sum, self.steps[n]))
+        integers = andi(subi(xori(size, sign), sign), all_or_none, name="integers")
+        moved = [shrsi(addi(integers, self.halves[n]), self.steps[n]) if n else integers for n in range(self.count)]
+        totals = [self.reduce(m, "add", f"total.{n}") for n, m in enumerate(moved)]
+        for n, m in enumerate(moved):  # m is the n-th digit and 256 times the next m; the last one is a digit
+            self.store_digit(trunci(m, result_type=_like(m, i8), name=f"digit.{n}"), row, block, n)
+            above = totals[n + 1 : n + 2]
+            self.store(subi(totals[n], shli(above[0], self.steps[1]), name=f"sum.{n}") if above else totals[n], self.sums, row, block, n)
         scale = select(finite, scale, self.nan)
         self.store(scale, self.scales, row, block, 0)
-        assert total is not None
-        total = _stored(sitofp(total, result_type=ScalarType(f32)), "total")
+        total = _stored(sitofp(totals[0], result_type=_like(totals[0], f32)), "total")
         self.store(_stored(mulf(scale, total), "total"), self.scales, row, block, 1)
 
     def _scale(self, largest: Value) -> tuple[Value, Value]:
@@ -139,3 +146,41 @@ class Split:
             return _as(bits, f32, "scale"), _as(subi(self.inverse, bits), f32, "factor")
         m = _as(largest, f32)
         return _stored(divf(m, self.limit), "scale"), _stored(divf(self.limit, m), "factor")
+
+
+LANES = 16
+"""Numbers of a register, where those are as large as they get."""
+MOST_TOGETHER = 8
+"""Blocks that are split together at most: they share shuffles for what is summed up, and their scales are a vector."""
+
+
+class SplitTogether(Split):
+    """Some blocks of a row as one vector ``[blocks, 2, 16]``."""
+
+    def __init__(self, x: Value, digits: Value, scales: Value, sums: Value) -> None:
+        super().__init__(x, digits, scales, sums)
+        self.group = next(n for n in range(MOST_TOGETHER, 0, -1) if self.blocks % n == 0)
+        halves = BLOCK // LANES, LANES
+        self.x = reshaped(x, self.rows, self.blocks, *halves)
+        self.digits = reshaped(digits, self.rows, self.blocks, self.count, *halves)
+
+    @property
+    def together(self) -> int:
+        return self.group
+
+    def load(self, row: Dim, block: Dim) -> Value:
+        return load(self.x, row, (block, self.group), (0, BLOCK // LANES), (0, LANES), name="x")
+
+    def reduce(self, x: Value, kind: Literal["add", "max"], name: str) -> Value:
+        return multi_reduction(x, kind=kind, axes=(1, 2), name=name)  # type: ignore[no-any-return]
+
+    def for_each(self, value: Value) -> Value:
+        assert isinstance(value.type, VectorType)
+        return reshape(value, result_type=VectorType(value.type.dtype, (self.group, 1, 1)), name=value.name)  # type: ignore[no-any-return]
+
+    def store_digit(self, digit: Value, row: Dim, block: Dim, number: int) -> None:
+        store(digit, self.digits, row, (block, self.group), number, (0, BLOCK // LANES), (0, LANES))
+
+    def store(self, value: Value, buffer: Value, *places: Dim) -> None:
+        row, block, number = places
+        store(value, buffer, row, (block, self.group), number)

@@ -126,6 +126,19 @@ def test_split_digits_gives_the_bits_of_the_reference(count: int) -> None:
         assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("blocks", [*range(1, 10), 11, 18])
+def test_blocks_that_are_split_together(blocks: int, count: int) -> None:
+    """As many as divide those of a row: each has the bits that it has alone, beside one with a NaN, an infinity, or nothing but zeros."""
+    x = np.random.default_rng(blocks).standard_normal((3, 32 * blocks), dtype=np.float32)
+    x[0, 5], x[1, -1], x[2, :32] = np.nan, -np.inf, -0.0
+    x[0, -32:] *= np.float32(1e-39)
+    shapes = f"(i8[N, {blocks}, {count}, 32], f32[N, {blocks}, 2], i32[N, {blocks}, {count}])"
+    text = f"graph @main(%x: f32[N, {32 * blocks}]) -> {shapes} {{\n  %d, %s, %t = split_digits(%x, digits={count})\n  return %d, %s, %t\n}}\n"
+    for a, b in zip(graph_opt.compile(graph_opt.parse(text))(x), d.split_digits(x, digits=count), strict=True):
+        assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+
+
 @pytest.mark.parametrize("format_", FORMATS)
 def test_rows_of_a_packed_table(format_: str) -> None:
     packed = d.pack_rows(random_weights(format_, 70, 96))
