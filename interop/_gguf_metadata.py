@@ -146,15 +146,21 @@ class Header:
 
     def _check_texts(self, begin: int, places: NDArray[np.int64], what: str) -> None:
         """Whether texts in [begin, position) are UTF-8: they are when all of it is with zeros in place of the lengths."""
-        texts = np.frombuffer(self.data, np.uint8)[begin : self.position].copy()
-        for byte in range(1, 9):
-            texts[places - begin - byte] = 0
+        texts = without_lengths(self.data, begin, self.position, places)
         try:
-            texts.tobytes().decode()
+            texts.decode()
         except UnicodeDecodeError as error:
             self.position = begin + error.start
             number = int(np.searchsorted(places, self.position, "right")) - 1
             raise self.fail(f"{what}[{number}] is not UTF-8") from None
+
+
+def without_lengths(data: bytes, begin: int, end: int, places: NDArray[np.int64]) -> bytes:
+    """The bytes of texts that begin at ``places``, with zeros where the file has the lengths in front of them."""
+    texts = np.frombuffer(data, np.uint8)[begin:end].copy()
+    for byte in range(1, 9):
+        texts[places - begin - byte] = 0
+    return texts.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +172,9 @@ class _Strings:
     end: int
 
     def decode(self) -> list[str]:
+        blank = without_lengths(self.data, int(self.starts[0]) - 8, self.end, self.starts)
+        if blank.count(0) == 8 * len(self.starts):  # none in a text: they are what is between zeros
+            return blank.decode().split("\0" * 8)[1:]
         starts = self.starts.tolist()
         ends = [*(s - 8 for s in starts[1:]), self.end]
         data = self.data

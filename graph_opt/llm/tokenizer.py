@@ -144,7 +144,7 @@ class Tokenizer:
     @cached_property
     def ids(self) -> dict[str, int]:
         """The number of each token."""
-        ids = {token: i for i, token in enumerate(self.tokens)}
+        ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         if len(ids) != len(self.tokens):
             twice = next(token for i, token in enumerate(self.tokens) if ids[token] != i)
             raise self.metadata.fail(TOKENS, f"token {quoted(twice)} stands there twice")

@@ -478,3 +478,11 @@ def test_a_file_that_is_open_is_not_read_twice(tmp_path: Path) -> None:
     path.unlink()
     second = GgufFile(write(path, gguf_bytes({"name": "second, and longer"}, {})))
     assert (first.metadata.text("name"), second.metadata.text("name")) == ("first", "second, and longer")
+
+
+@pytest.mark.parametrize("texts", [["", "é", "", "Ġab"], ["\0", "", "a\0b", "\0" * 8]])
+def test_long_arrays_of_strings(texts: list[str], tmp_path: Path) -> None:
+    """Empty ones, and zeros in them, among those that are decoded together."""
+    written = [f"{n}" for n in range(200)] + texts * 3 + [""]
+    metadata = GgufFile(write(tmp_path / "model.gguf", gguf_bytes({"texts": written}, {}))).metadata
+    assert metadata.strings("texts") == written
