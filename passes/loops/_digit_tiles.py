@@ -24,7 +24,7 @@ from dialects.vector import dot4
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv
 from ir.types import MemRefType, VectorType, i8, i32
-from passes.loops._blocks import alloc, filled, least, load, loop, most, number, parallel, prefetch, store
+from passes.loops._blocks import alloc, filled, least, load, loop, number, parallel, prefetch, store
 
 if TYPE_CHECKING:
     from passes.loops._digits import Activations, Product, Unpacked, Weights
@@ -114,70 +114,66 @@ class Tiles:
 
     def __init__(self, product: Product, terms: Terms, source: Unpacked, panel: Dim, group: Dim) -> None:
         self.product, self.terms, self.source, self.panel, self.group = product, terms, source, panel, group
+        self.exact = alloc("exact", i32, source.blocks, terms.count, MOST, ROWS)
+
+    @staticmethod
+    def most(product: Product, terms: Terms) -> int:
+        """How many blocks are unpacked and multiplied at a time."""
         read = terms.size * (ROWS + terms.count * MOST) + ROWS * (1 + product.weights.format.minimum)
-        self.most = max(1, _NEAR // (4 * (read + terms.count * MOST * ROWS)))
-        self.exact = alloc("exact", i32, self.most, terms.count, MOST, ROWS)
+        return max(1, _NEAR // (4 * (read + terms.count * MOST * ROWS)))
 
-    def add(self, start: int, count: int) -> None:
-        """Adds blocks from ``start`` on (block 0 of the source); the rows of a tile that isn't full are joined one by one."""
+    def add(self, start: Dim, count: int) -> None:
+        """Adds blocks from ``start`` on, which are block 0 and so on of the source."""
+        total, end = self.product.x.rows, _GROUP * self.group + _GROUP
 
-        def tile(t: Dim, stop: Dim, rows: int) -> None:
+        def tile(t: Dim) -> None:
             if start == 0:
                 self._ask_for_results(t)
-            size = -(-count // -(-count // self.most))
-            for first in range(0, count, size):
-                some = min(size, count - first)
-                self._multiply(t, start, first, some)
-                self._join(t, stop, rows, start, first, some)
+            self._multiply(t, start, count)
+            begin, stop = MOST * t, least("stop", MOST * t + MOST, total)
+            whole = begin + _JOINED * floordiv(stop - begin, _JOINED)
+            loop("row", begin, whole, _JOINED, lambda row: self._join(t, row, _JOINED, start, count), tag="join")
+            if not isinstance(total, int) or total % _JOINED:
+                loop("row", whole, stop, 1, lambda row: self._join(t, row, 1, start, count), tag="join")
 
-        total, begin, end = self.product.x.rows, _GROUP * self.group, _GROUP * self.group + _GROUP
-        whole = floordiv(total, MOST)
-        if whole != 0:
-            loop("tile", begin, least("whole", whole, end), 1, lambda t: tile(t, MOST * t + MOST, _JOINED), tag="tiles")
-        if MOST * whole != total:
-            last = least("last", self.terms.tiles, end)
-            loop("tile", most("rest", whole, begin), last, 1, lambda t: tile(t, total, 1), tag="tiles")
+        loop("tile", _GROUP * self.group, least("tiles", self.terms.tiles, end), 1, tile, tag="tiles")
 
     def _ask_for_results(self, tile: Dim) -> None:
         """Hints for the lines that the first sums are stored to: nobody has touched them lately."""
-        for row in range(MOST):
-            prefetch(self.product.out, MOST * tile + row, (ROWS * self.panel, ROWS), write=True)
+        place = ROWS * self.panel, ROWS
+        loop("row", MOST * tile, MOST * tile + MOST, 1, lambda row: prefetch(self.product.out, row, place, write=True), tag="ask")
 
-    def _multiply(self, tile: Dim, start: int, first: int, count: int) -> None:
-        """The products of some blocks: ``first`` is the first one's number in the source."""
+    def _multiply(self, tile: Dim, start: Dim, count: int) -> None:
+        """The products of all blocks."""
         terms, size = self.terms, self.terms.size
 
         def block(b: Dim) -> None:
             columns = range(0, ROWS, MOST)
-            numbers = [load(self.source.numbers, first + b, (0, size), (c, MOST), name="bytes") for c in columns]
+            numbers = [load(self.source.numbers, b, (0, size), (c, MOST), name="bytes") for c in columns]
             for low in range(0, terms.count, _AT_ONCE):
                 made = []
                 for term in range(low, min(low + _AT_ONCE, terms.count)):
-                    four = load(terms.words, tile, start + first + b, term, (0, MOST), (0, size), name="four")
+                    four = load(terms.words, tile, start + b, term, (0, MOST), (0, size), name="four")
                     made += [(dot4(four, n, name=f"exact.{term}"), term, c) for c, n in zip(columns, numbers, strict=True)]
                 for exact, term, column in made:
                     store(exact, self.exact, b, term, (0, MOST), (column, MOST))
 
         loop("block", 0, count, 1, block, tag="multiply")
 
-    def _join(self, tile: Dim, stop: Dim, rows: int, start: int, first: int, count: int) -> None:
-        """Adds what waits to the sums of the rows of a tile in front of ``stop``, so many rows at a time."""
+    def _join(self, tile: Dim, row: Dim, rows: int, start: Dim, count: int) -> None:
+        """Adds what waits to the sums of some rows of a tile."""
         product = self.product
 
-        def part(row: Dim) -> None:
-            def block(b: Dim, sums: Value) -> Value:
-                at, inside = start + first + b, (row - MOST * tile, rows)
-                exact = [load(self.exact, b, n, inside, (0, ROWS), name=f"exact.{n}") for n in range(self.terms.count)]
-                if product.weights.format.offset:
-                    exact = [addi(x, less) for x, less in zip(exact, self._taken_away(at, row, rows), strict=True)]
-                return product.join(exact, self.source, first + b, at, row, rows, 0, ROWS, sums, wide=self.terms.wide)
+        def block(b: Dim, sums: Value) -> Value:
+            exact = [load(self.exact, b, n, (row - MOST * tile, rows), (0, ROWS), name=f"exact.{n}") for n in range(self.terms.count)]
+            if product.weights.format.offset:
+                exact = [addi(x, less) for x, less in zip(exact, self._taken_away(start + b, row, rows), strict=True)]
+            return product.join(exact, self.source, b, start + b, row, rows, 0, ROWS, sums, wide=self.terms.wide)
 
-            def add(sums: Value) -> list[Value]:
-                return loop("block", 0, count, 1, block, [sums], tag="join", result="sums")
+        def add(sums: Value) -> list[Value]:
+            return loop("block", 0, count, 1, block, [sums], tag="join", result="sums")
 
-            product.update(self.panel, start + first, row, rows, 0, ROWS, add)
-
-        loop("row", MOST * tile, stop, rows, part, tag="join")
+        product.update(self.panel, row, rows, 0, ROWS, add, new=start == 0)
 
     def _taken_away(self, block: Dim, row: Dim, rows: int) -> Sequence[Value]:
         """What the offset of the numbers takes away from each term: together, offset * (sum 0 + 256 * sum 1 + 65536 * sum 2)."""

@@ -170,7 +170,7 @@ class Unpacked(Source):
     """Memory for so many blocks of a panel, as bytes and f32; ``wide`` ones have 16 times the bytes as well, behind them."""
 
     def __init__(self, format_: Format, blocks: int, wide: bool = False) -> None:
-        self.wide = wide
+        self.blocks, self.wide = blocks, wide
         self.numbers = alloc("numbers", i32, blocks, (1 + wide) * WORDS, ROWS)
         self.parts = alloc("factors", f32, blocks, 1 + format_.minimum, ROWS)
 
@@ -233,24 +233,29 @@ class Product:
 
     def _many(self) -> None:
         """Panel by panel: unpacked, a piece of the steps after the other, and read by all rows."""
-        total = self.weights.blocks
+        total, terms = self.weights.blocks, self.terms
         assert isinstance(total, int)
-        terms, most = self.terms, self.shape.blocks
+        size = _part_of(total, self.shape.blocks if terms is None else Tiles.most(self, terms))
         if terms is not None:
             terms.fill()
-            most = max(1, most // (4 if terms.wide else 2))  # what is read and what waits share the nearest cache
-        size = -(-total // -(-total // most))
 
         def panel(p: Dim, group: Dim = 0) -> None:
             source, unpacked = Packed(self.weights, p), Unpacked(self.weights.format, size, terms is not None and terms.wide)
             tiles = Tiles(self, terms, unpacked, p, group) if terms is not None else None
-            for start in range(0, total, size):
-                count = min(size, total - start)
+
+            def piece(start: Dim, count: int) -> None:
                 unpacked.fill(source, start, count, self.shape.columns)
                 if tiles is not None:
                     tiles.add(start, count)
                 else:
                     self._blocks(unpacked, p, start, count)
+
+            piece(0, size)
+            whole = total // size * size
+            if size < whole:
+                loop("piece", size, whole, size, lambda start: piece(start, size), tag="pieces")
+            if whole < total:
+                piece(whole, total - whole)
 
         panels = ("panel", 0, self.weights.panels)
         if terms is None or terms.groups == 1:
@@ -258,7 +263,7 @@ class Product:
         else:
             parallel([("group", 0, terms.groups), panels], lambda g, p: panel(p, g), tag="panel")
 
-    def _blocks(self, source: Source, panel: Dim, start: int, count: Dim, hints: Hints | None = None) -> None:
+    def _blocks(self, source: Source, panel: Dim, start: Dim, count: Dim, hints: Hints | None = None) -> None:
         """Adds blocks from ``start`` on (block 0 of the source) to all rows of a panel, so many at a time, and what is left one by one."""
         size, columns = self.shape.rows, self.shape.columns
 
@@ -266,7 +271,10 @@ class Product:
             def block(b: Dim, sums: Value) -> Value:
                 return self._block(source, b, start + b, row, rows, column, sums, hints)
 
-            self.update(panel, start, row, rows, column, columns, lambda sums: loop("block", 0, count, 1, block, [sums], tag="block", result="sums"))
+            def add(sums: Value) -> list[Value]:
+                return loop("block", 0, count, 1, block, [sums], tag="block", result="sums")
+
+            self.update(panel, row, rows, column, columns, add, new=start == 0)
 
         def across(row: Dim, rows: int) -> None:
             if columns == ROWS:
@@ -282,13 +290,12 @@ class Product:
             loop("row", whole, total, 1, lambda r: across(r, 1), tag="rows")
 
     def update(
-        self, panel: Dim, start: int, row: Dim, rows: int, column: Dim, columns: int, add: Callable[[Value], Sequence[Value]]
+        self, panel: Dim, row: Dim, rows: int, column: Dim, columns: int, add: Callable[[Value], Sequence[Value]], new: bool
     ) -> None:  # fmt: skip
-        """Stores what ``add`` makes of the sums of some rows and columns of a panel, which are 0 in front of block 0."""
+        """Stores what ``add`` makes of the sums of some rows and columns of a panel; ``new`` ones are 0."""
         place = (row, rows), (ROWS * panel + column, columns)
         left = self._left(panel, column)
-        before = load(self.out, *place, valid=left, name="before") if start else filled(self.zero, rows, columns)
-        (found,) = add(before)
+        (found,) = add(filled(self.zero, rows, columns) if new else load(self.out, *place, valid=left, name="before"))
         store(found, self.out, *place, valid=left)
 
     def _left(self, panel: Dim, column: Dim) -> Value | None:
@@ -351,6 +358,12 @@ class Product:
         """What the offset of the numbers takes away from the sums of a digit."""
         found = load(self.x.sums, (row, rows), block * self.x.digits + digit, keep=True, name="sum")
         return muli(found, self.offset)  # type: ignore[no-any-return]
+
+
+def _part_of(total: int, most: int) -> int:
+    """The size of pieces of at most so many: one that leaves no rest, unless that is less than half of what is allowed."""
+    divisor = next(n for n in range(min(most, total), 0, -1) if total % n == 0)
+    return divisor if 2 * divisor >= min(most, total) else -(-total // -(-total // most))
 
 
 def to_float(x: Value) -> Value:
