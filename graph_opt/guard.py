@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,7 +48,7 @@ def guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespa
             print(f"graph-opt: {fault}", file=sys.stderr)
             _save_reproducer(fault.before, f"--pipeline '{fault.pass_text}'", args)
             if args.debug:
-                traceback.print_exc()
+                sys.excepthook(type(error), error, error.__traceback__)
             return 3
         if (wrong_text := _compiler_fault(error)) is not None:
             print(f"graph-opt: {wrong_text}", file=sys.stderr)
@@ -62,7 +60,7 @@ def guarded(command: Callable[[argparse.Namespace], int], args: argparse.Namespa
         if hasattr(args, "pipeline"):  # the input is a program
             _save_reproducer(_input_text(args), f"--pipeline '{args.pipeline}'" if args.pipeline else "", args)
         if args.debug:
-            traceback.print_exc()
+            sys.excepthook(type(error), error, error.__traceback__)
         else:
             print("this is a fault of graph-opt, please report it (--debug shows more)", file=sys.stderr)
         return 3
@@ -101,6 +99,8 @@ def _save_reproducer(text: str, flags: str, args: argparse.Namespace) -> None:
 
 
 def _save_text(text: str, suffix: str) -> None:
+    import tempfile
+
     try:
         handle, path = tempfile.mkstemp(prefix="graph-opt-reproducer-", suffix=suffix)
         with os.fdopen(handle, "w", encoding="utf-8") as out:

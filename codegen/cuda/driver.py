@@ -14,7 +14,6 @@ import ctypes
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -119,6 +118,8 @@ class Driver(ABC):
         """What :meth:`build` makes of several texts, by compilers that run at the same time."""
         if len(sources) < 2:
             return [self.build(s) for s in sources]
+        from concurrent.futures import ThreadPoolExecutor  # where devices are only told apart, it is not needed
+
         with ThreadPoolExecutor(len(sources)) as pool:  # they wait for processes
             return list(pool.map(self.build, sources))
 

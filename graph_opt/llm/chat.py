@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -65,6 +64,8 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     """What the process says."""
     if find_spec("jinja2") is None:
         raise MissingPackage(Diagnostic("chat templates need the package jinja2", hint=INSTALL))
+    import subprocess  # other prompts need no process
+
     try:
         done = subprocess.run([sys.executable, "-P", str(_RENDER)], input=json.dumps(request).encode(), capture_output=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
