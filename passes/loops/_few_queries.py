@@ -12,7 +12,7 @@ from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv, mod
 from ir.types import f32
 from passes.linalg._views import View
-from passes.loops._attention import KEYS, LANES, Nests, Problem, Sight
+from passes.loops._attention import KEYS, LANES, Nests, Problem, Sight, in_pieces
 from passes.loops._blocks import alloc, filled, least, load, loop, most, parallel, prefetch, reshaped, store
 
 
@@ -107,7 +107,7 @@ class Decode(Nests):
     def _block(self, b: Dim, h: Dim, n: Dim) -> None:
         p, block = self.problem, KEYS * n
         sight = self.sight(b)
-        self.alloc_scores()
+        self.alloc_scores(self.rows)
         self.q = alloc("q.tile", f32, self.most_rounds * self.rows, p.width)
         self.all_scores = self.scores if self.rounds == 1 else alloc("all.scores", f32, self.most_rounds * self.rows, KEYS)
         self.turns = least("rounds", self.rounds, self.most_rounds)  # they are no more, which nobody could prove
@@ -173,11 +173,7 @@ class Decode(Nests):
         width = self.problem.width
         zeros = filled(self.zero, self.rows, LANES)
         self._each_round(lambda s: store(zeros, self.all_scores, (self.rows * s, self.rows), (j, LANES)))
-        whole = width - width % LANES
-        if whole:
-            loop("d", 0, whole, LANES, lambda d: square(d, LANES))
-        if width > whole:
-            square(whole, width - whole)
+        in_pieces("d", 0, width, LANES, square)
 
     def _add_products(self, j: Dim, d: Dim, keys: Sequence[Value]) -> None:
         """Adds products to the scores of ``LANES`` keys: of their numbers from the d-th on."""
@@ -200,20 +196,21 @@ class Decode(Nests):
                 store(load(self.all_scores, (self.rows * s, self.rows), (j, LANES), name="score"), self.scores, (0, self.rows), (j, LANES))
 
             loop("j", 0, count, LANES, take)
-        self.apply_mask(b, block, count, lambda r: self._place(h, s, r), alike=p.group == 1)
-        self.hide(sight, self.steps * s, block, count)
-        self.exponentials(count)
+        self.apply_mask(0, b, block, count, lambda r: self._place(h, s, r), alike=p.group == 1)
+        self.hide(0, sight, self.steps * s, block, count)
+        self.exponentials(0, count)
         for found, target in zip(self._of_block(), (self.all_most, self.all_sums), strict=True):
             store(found, target, b, h, n, s, (0, self.lanes_of_rows))
 
-        def keep(values: Value, column: Dim, columns: int) -> None:
-            store(values, self.all_values, b, h, n, s, (0, self.rows), (column, columns))
+        def keep(column: Dim, columns: int) -> None:
+            found = self.weighted((0, self.rows), b, h, block, count, (column, columns), None if ahead is None else ahead.adding)
+            store(found, self.all_values, b, h, n, s, (0, self.rows), (column, columns))
 
-        self.weighted(b, h, block, count, self.columns, keep, None if ahead is None else ahead.adding)
+        in_pieces("column", 0, p.value_width, self.columns, keep)
 
     def _join(self, b: Dim, h: Dim, s: Dim) -> None:
         p = self.problem
-        self.alloc_weights()
+        self.alloc_weights(self.rows)
         most_so_far, sums_so_far = self.so_far("most.so.far", self.rows), self.so_far("sums.so.far", self.rows)
         values = alloc("values", f32, self.rows, p.value_width)
         self.start(most_so_far, sums_so_far, values, self.rows)
@@ -223,7 +220,7 @@ class Decode(Nests):
             largest, sums = (load(x, *numbers, name=f"{m}.block") for x, m in ((self.all_most, "most"), (self.all_sums, "sum")))
             self.join_sums(most_so_far, sums_so_far, 0, largest, sums)
             found = load(self.all_values, b, h, n, s, (0, self.rows), (0, p.value_width), name="values.block")
-            self.join_values(values, 0, found, 0, p.value_width)
+            self.join_values(values, (0, self.rows), found, (0, p.value_width))
 
         loop("n", 0, self.blocks, 1, join, tag="keys.block")
 

@@ -17,9 +17,10 @@ from ir.types import TensorType, f32
 from passes.graph._attention import group_of, is_plain, is_tiled
 from passes.infra.base import Pass, PassContext
 from passes.linalg._views import View, moved_to
-from passes.loops._attention import KEYS, LANES, Nests, Prefill, Problem, Sight, sight_of
+from passes.loops._attention import KEYS, LANES, Nests, Problem, Sight, sight_of
 from passes.loops._blocks import alloc, choose, index_value
 from passes.loops._few_queries import Decode, most_queries
+from passes.loops._many_queries import Prefill
 from passes.loops._tensors import Sources, buffer_of, of_rank, replace, whole
 
 Form = Literal["of few queries", "in tiles", "of few queries or in tiles"]
@@ -48,25 +49,29 @@ class LowerAttention(Pass):
     After (what a tile does with a block of keys)::
 
         scf.for(%block = 0 to T step 128, tag="keys.block") {
-          scf.for(%row = 0 to %stop-48*%t step 12) {
-            ...
-            scf.for(%p = 0 to 32*((%count+15) floordiv 32) step 32) {
+          %rows = affine.min(%stop-48*%t, 48) : index
+          ...
+          scf.for(%p = 0 to 32*((%count+15) floordiv 32) step 32) {
+            scf.for(%row = 0 to %rows step 12) {
               %zeros = vector.broadcast(%zero) : vector<f32[12, 32]>
-              %score = scf.for(%d = 0 to 32, %acc = %zeros) {
+              %score = scf.for(%d = 0 to 32 step 4, %acc = %zeros) {
                 %q.1 = vector.load(%q.tile[%row:+12, %d]) : vector<f32[12, 1]>
                 %key = vector.load(%keys.panels[%b, %h floordiv 2, (%block+%p) floordiv 32, %d, 0:+32]) : vector<f32[32]>
                 %sum = math.fma(%q.1, %key, %acc) : vector<f32[12, 32]>
-                yield %sum
+                ...
+                yield %sum.3
               } : vector<f32[12, 32]>
-              vector.store(%score, %scores[0:+12, %p:+32])
+              vector.store(%score, %scores[%row:+12, %p:+32])
               yield
             }
-            ...
+            yield
+          }
+          ...
 
     Queries that are few (no more than ``rows`` rows share a key head) are not tiled: every block of keys is worked on by itself, and
     then the blocks are joined.  Where the number of queries is known when the program runs, there are both forms in an ``scf.if``.
-    Either way the results have the same bits, which depend neither on ``rows``, ``columns`` and ``queries`` nor on threads (see
-    docs/attention.md).
+    Either way the results have the same bits, which depend neither on ``rows``, ``columns``, ``queries`` and ``values`` nor on threads
+    (see docs/attention.md).
 
     Heads that are only split off, put in front of the sequence, and joined again (nests that just move elements) stay where they are:
     queries, keys and results are read and stored in place; values where queries are known to be few.
@@ -85,12 +90,16 @@ class LowerAttention(Pass):
     """keys or values that are worked on at a time with them, in registers: 16, 32, 64 or 128"""
     queries: int = 48
     """queries of a tile, which goes through the keys"""
+    values: int = 64
+    """columns of values that are worked on at a time where queries are many, with fewer rows; ``columns`` where these would be too few"""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.queries < 1:
             raise ValueError("rows and queries: expected 1 or more")
         if self.columns < LANES or KEYS % self.columns or self.columns % LANES:
             raise ValueError(f"columns: expected {LANES}, {2 * LANES}, {4 * LANES} or {KEYS}")
+        if self.values < LANES or self.values % LANES:
+            raise ValueError(f"values: expected a multiple of {LANES}")
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
@@ -129,7 +138,7 @@ class LowerAttention(Pass):
 
     def _build(self, form: Form, problem: Problem, common: Sight | None) -> None:
         few: Nests | None = None if form == "in tiles" else Decode(problem, common, self.rows, self.columns)
-        many: Nests | None = None if form == "of few queries" else Prefill(problem, common, self.rows, self.columns, self.queries)
+        many: Nests | None = None if form == "of few queries" else Prefill(problem, common, self.rows, self.columns, self.queries, self.values)
         for nests in (few, many):
             if nests is not None:
                 nests.alloc()

@@ -98,7 +98,7 @@ def test_nothing(batch: int, steps: int, total: int) -> None:
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (3, 1), (8, 1), (4, 4)])
-@pytest.mark.parametrize("widths", [(16, 16), (20, 7), (1, 1), (80, 64), (33, 40)])
+@pytest.mark.parametrize("widths", [(16, 16), (20, 7), (1, 1), (80, 64), (33, 104)])
 def test_heads_and_widths(heads: tuple[int, int], widths: tuple[int, int]) -> None:
     for written in ({}, {"S": 1}, {"S": 2, "T": 140}):
         form = Form(*heads, *widths, ", causal=true", written=written)
@@ -195,6 +195,7 @@ def test_the_same_bits(causal: bool) -> None:
     q, k, v = form.arrays(3, 101, 300, seed=5)
     want = native(form.text)(q, k, v)
     ways = [{"rows": 1}, {"rows": 5, "columns": 16}, {"rows": 8, "columns": 128, "queries": 8}, {"queries": 1000}, {"rows": 6, "columns": 64}]
+    ways += [{"values": 16}, {"columns": 16, "values": 32}, {"columns": 16, "values": 48, "queries": 24}]
     for options in ways:
         assert same_bits(native(form.text, **options)(q, k, v), want), options
     assert same_bits(native(form.text, threads=2)(q, k, v), want)
@@ -306,6 +307,6 @@ graph @main(%A: memref<f32[1, 16]>, %x: f32[1, 16]) -> f32[1, 16] {
 
 
 def test_wrong_options() -> None:
-    for options in ({"rows": 0}, {"queries": 0}, {"columns": 8}, {"columns": 48}, {"columns": 256}):
+    for options in ({"rows": 0}, {"queries": 0}, {"columns": 8}, {"columns": 48}, {"columns": 256}, {"values": 0}, {"values": 24}):
         with pytest.raises(ValueError, match="expected"):
             LowerAttention(**options)
