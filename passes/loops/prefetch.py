@@ -11,7 +11,7 @@ from ir.dims import Dim, ceildiv, dim_max, dim_min, floordiv, substitute
 from ir.layout import LAYOUT, IndexExpr
 from ir.opdef import REGISTRY
 from ir.rewriter import walk_graphs
-from ir.types import MemRefType
+from ir.types import MemRefType, byte_count
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import (
     Access,
@@ -68,8 +68,9 @@ class Prefetch(Pass):
     A panel is read by all tiles of rows (``m.tile``) one after the other, of which only the first one finds it far away.
     So while it is read, every step asks for its share of the next panel, the one of the next round of the loop with tag
     ``across``, which is then spread over the whole time.  One hint a step is too little for all of it with two tiles of rows,
-    and with one there is nothing to spread: hints are further ahead then, up to ``far`` rounds; when the number of tiles is
-    known only when the program runs, the distance is computed from it.
+    and with one there is nothing to spread: hints are further ahead then, up to ``far`` rounds, unless all panels together are so
+    small (``near``) that a cache has kept them; when the number of tiles is known only when the program runs, the distance is
+    computed from it.
 
     A hint changes no result, and may point behind the buffer.
     """
@@ -82,6 +83,8 @@ class Prefetch(Pass):
     """tag of the loops over panels; empty for no hints for the next panel"""
     far: int = 64
     """rounds from a hint to the load when few rounds read the same panel"""
+    near: int = 512 * 1024
+    """bytes of all panels up to which a near cache holds them anyway"""
 
     keeps_types: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -112,12 +115,18 @@ class Prefetch(Pass):
             return 0
         if any(i.size is not None and i.size > 1 for i in outer):
             return 0
-        distance = self._distance(panel.readers) if panel is not None else self.ahead
+        distance = self._distance(panel.readers) if panel is not None and not self._is_near(panel) else self.ahead
         step = LINE // access.buffer.type.dtype.itemsize  # type: ignore[union-attr]
         later = [IndexExpr(i.expr + distance if depends_on(i.expr, [at]) else i.expr) for i in outer]
         for start in range(0, last.size, step):
             _hint(load, Access(access.buffer, (*later, IndexExpr(last.expr + start))))
         return -(-last.size // step)
+
+    def _is_near(self, panel: Panel) -> bool:
+        type_ = panel.access.buffer.type
+        assert isinstance(type_, MemRefType)
+        size = byte_count(type_.dtype, type_.shape)
+        return isinstance(size, int) and size <= self.near
 
     def _distance(self, readers: Dim) -> Dim:
         """``ahead`` for three readers of a panel and more, ``far`` for one and none."""

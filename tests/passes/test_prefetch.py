@@ -61,11 +61,11 @@ def panels(rows: str, steps: str = "5") -> str:
 """
 
 
-PANELS = "peel{loop=m.tile, sizes=[4, 2, 1]},vectorize{loops=[m, n]},prefetch{across=n.tile, far=20}"
+PANELS = "peel{loop=m.tile, sizes=[4, 2, 1]},vectorize{loops=[m, n]},prefetch{across=n.tile, far=20, near=0}"
 
 
-def hints(text: str) -> list[str]:
-    return [line.strip() for line in print_module(optimize(text, PANELS)).splitlines() if "prefetch" in line]
+def hints(text: str, pipeline: str = PANELS) -> list[str]:
+    return [line.strip() for line in print_module(optimize(text, pipeline)).splitlines() if "prefetch" in line]
 
 
 def test_the_next_panel() -> None:
@@ -83,6 +83,13 @@ def test_few_readers(rows: str, distance: int, next_: int) -> None:
     found = hints(panels(rows))
     assert sum("locality" in line for line in found) == next_
     assert all(f"+{distance}," in line for line in found if "locality" not in line)
+
+
+@pytest.mark.parametrize(("lines", "near", "distance"), [("5", 1920, 8), ("5", 1919, 20), ("K", 1 << 40, 20)])
+def test_what_a_cache_holds(lines: str, near: int, distance: int) -> None:
+    """Panels that are so small together are near for few readers, too; what is open may be large."""
+    found = hints(panels("8", lines), PANELS.replace("near=0", f"near={near}"))
+    assert found == [f"memref.prefetch(%P[%jt floordiv 48, %k+{distance}, {start}])" for start in (0, 16, 32)]
 
 
 def test_readers_known_when_it_runs() -> None:
