@@ -1,4 +1,4 @@
-"""erf, erfc and normcdf of f32; see :mod:`passes.vector._exponential` for where the coefficients come from."""
+"""erf, erfc, normcdf and gelu of f32; see :mod:`passes.vector._exponential` for where the coefficients come from."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dialects.math.exact import absf, copysign, fma
 from ir.core import Value
 from passes.vector._exponential import EXP, EXPM1, LN2_HIGH, LN2_LOW, LOG2_E
 from passes.vector._kit import Kit
+from passes.vector._power import EXP2
 
 ERF = (
     0.12837916612625122,
@@ -41,6 +42,17 @@ ERFC = (
 )
 """The same for exp(x**2) * erfc(x), within 4e-9 for 0 <= x <= 10.3."""
 
+GELU = (
+    2.506645917892456,
+    (0.776123046875, 0.692566990852356, 0.29277074337005615, 0.06569187343120575, 0.006725125014781952),
+    (1.55224609375, 0.6781811714172363, 0.16676515340805054, 0.016743218526244164),
+)
+"""a, q and p of a shorter form of NORMCDF, within 1.8e-8 for 0 <= x <= 14.4.
+
+Instead of exp(x**2 / 2) it has 2**(c * x**2), where c is the float nearest to log2(e) / 2.  a is what the approximation is best for; the
+size of q and p is such that roundings are small near -0.14, where the result is just below a power of two, and the ratio just above.
+"""
+
 SHIFT = 40
 """Tails have powers of two from -152 to 0, which are made so much larger."""
 
@@ -62,12 +74,12 @@ def erf(kit: Kit, x: Value) -> Value:
     return copysign(fma(scale, reduced, subf(kit.f(1.0, "one"), scale)), x)  # type: ignore[no-any-return]
 
 
-def _tail(kit: Kit, size: Value, factor: float, mills: Mills, name: str) -> tuple[Value, Value]:
-    """exp(-factor * size**2) times a ratio q / (a * size * q + p), without its power of two, which is the second value (see _scaled).
+def _tail(kit: Kit, size: Value, factor: float, mills: Mills, name: str) -> Value:
+    """exp(-factor * size**2) times a ratio q / (a * size * q + p).
 
     ``factor`` is a power of two.  What size**2 loses to rounding is added to the reduced argument, since its absolute error is
     a relative one of the result.  The form of the ratio is one in which the error of q cancels where it has grown, for large
-    sizes.
+    sizes.  The result is rounded once where it is denormal: the product with the power of two is far from the ends of the range.
     """
     square = mulf(size, size)
     lost = fma(size, size, negf(square))
@@ -83,35 +95,42 @@ def _tail(kit: Kit, size: Value, factor: float, mills: Mills, name: str) -> tupl
     line = mulf(size, steep)
     rest = fma(fma(size, steep, negf(line)), top, rest)  # with what the product lost
     ratio = divf(top, fma(line, top, rest))
-    return fma(ratio, growth, ratio), bits
-
-
-def _scaled(kit: Kit, tail: Value, bits: Value) -> Value:
-    """With its power of two, rounded once: the first product is far from the ends of the range."""
-    return mulf(mulf(tail, kit.power_of_two(bits)), kit.f(2.0**-SHIFT, "tail_shift"))  # type: ignore[no-any-return]
+    tail = mulf(fma(ratio, growth, ratio), kit.power_of_two(bits))
+    return mulf(tail, kit.f(2.0**-SHIFT, "tail_shift"))  # type: ignore[no-any-return]
 
 
 def normcdf(kit: Kit, x: Value) -> Value:
     """The tail for negative x, 1 minus it else."""
     size = kit.at_most(absf(x), 14.5, "normcdf_high")
-    tail = _scaled(kit, *_tail(kit, size, 0.5, NORMCDF, "normcdf"))
+    tail = _tail(kit, size, 0.5, NORMCDF, "normcdf")
     below = cmpf(x, kit.f(0.0, "zero"), predicate="lt")
     return select(below, tail, subf(kit.f(1.0, "one"), tail))  # type: ignore[no-any-return]
 
 
 def gelu(kit: Kit, x: Value) -> Value:
-    """maximum(x, 0) - size * tail, for either sign; the product is taken while the tail is no denormal."""
-    size = kit.at_most(absf(x), 14.5, "normcdf_high")
-    tail, bits = _tail(kit, size, 0.5, NORMCDF, "normcdf")
-    less = _scaled(kit, mulf(size, tail), bits)
-    zero = kit.f(0.0, "zero")
-    above = select(cmpf(x, zero, predicate="gt"), x, zero)
-    return copysign(subf(above, less), x)  # type: ignore[no-any-return]
+    """maximum(x, 0) - size * normcdf(-size), for either sign of x; -0 stays, since it is the larger one here.
+
+    As there is an error in any case, fewer instructions do than for normcdf.  The exponent is size * slope, as an exact product, and
+    what ``slope`` lost to rounding.  The product of size and q is numerator and part of the denominator, so that its error cancels,
+    too.  The power of two is 2**SHIFT too large until the end, where one rounding makes the difference.
+    """
+    size = kit.at_most(absf(x), 14.4, "gelu_high")
+    steep = kit.f(-0.5 * LOG2_E, "gelu_slope")
+    slope = mulf(size, steep)
+    n, bits = kit.rounded_multiple(size, slope, 127 + SHIFT)
+    lost = fma(size, steep, negf(slope))
+    r = fma(size, lost, fma(size, slope, negf(n)))
+    growth = mulf(r, kit.polynomial(r, EXP2[1:], "exp2_", 1))  # 2**r - 1
+    a, q, p = GELU
+    top = mulf(size, kit.polynomial(size, q, "gelu_q"))
+    ratio = divf(top, fma(top, kit.f(a, "gelu_a"), kit.polynomial(size, p, "gelu_p")))
+    tail = mulf(fma(ratio, growth, ratio), kit.power_of_two(bits))
+    return kit.above_zero_less(x, tail, SHIFT)
 
 
 def erfc(kit: Kit, x: Value) -> Value:
     """The tail for positive x, 2 minus it else."""
     size = kit.at_most(absf(x), 10.25, "erfc_high")
-    tail = _scaled(kit, *_tail(kit, size, 1.0, ERFC, "erfc"))
+    tail = _tail(kit, size, 1.0, ERFC, "erfc")
     below = cmpf(x, kit.f(0.0, "zero"), predicate="lt")
     return select(below, subf(kit.f(2.0, "two"), tail), tail)  # type: ignore[no-any-return]

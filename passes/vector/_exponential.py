@@ -39,17 +39,17 @@ def exp(kit: Kit, x: Value, *, decaying: bool = False) -> Value:
         found = mulf(shifted_exp(kit, select(gone, zero, x), 40), kit.f(2.0**-40, "two_40_inverse"))
         return select(gone, zero, found)  # type: ignore[no-any-return]
     limited = kit.at_least(x, -104.0, "exp_low")
-    r, bits = _reduced(kit, kit.at_most(limited, 89.0, "exp_high"), 254)
+    r, bits = reduced(kit, kit.at_most(limited, 89.0, "exp_high"), 254)
     return kit.scaled(kit.polynomial(r, EXP, "exp"), bits)
 
 
 def shifted_exp(kit: Kit, x: Value, shift: int) -> Value:
     """2**shift * exp(x) where that is no denormal and does not overflow."""
-    r, bits = _reduced(kit, x, 127 + shift)
+    r, bits = reduced(kit, x, 127 + shift)
     return mulf(kit.polynomial(r, EXP, "exp"), kit.power_of_two(bits))  # type: ignore[no-any-return]
 
 
-def _reduced(kit: Kit, x: Value, bias: int) -> tuple[Value, Value]:
+def reduced(kit: Kit, x: Value, bias: int) -> tuple[Value, Value]:
     """x - n ln(2), and an integer whose low 9 bits are those of n + bias."""
     n, bits = kit.rounded_multiple(x, kit.f(LOG2_E, "log2_e"), bias)
     return fma(n, kit.f(-LN2_LOW, "ln2_low_neg"), fma(n, kit.f(-LN2_HIGH, "ln2_neg"), x)), bits

@@ -125,3 +125,9 @@ class Kit:
         half = shrui(bits, self.i(1, "one_bit"))
         first, second = self.power_of_two(half), self.power_of_two(subi(bits, half))
         return mulf(mulf(x, first), second)  # type: ignore[no-any-return]
+
+    def above_zero_less(self, x: Value, size: Value, shift: int) -> Value:
+        """maximum(x, 0) - 2**-shift * size for size >= 0, rounded once; -0 - 0 is -0 and NaN stays."""
+        zero = self.f(0.0, "zero")
+        above = select(cmpf(zero, x, predicate="gt"), zero, x)  # in this order one instruction, which gives x when both are zeros
+        return fma(size, self.f(-(2.0**-shift), f"shift_{abs(shift)}"), above)  # type: ignore[no-any-return]

@@ -66,20 +66,20 @@ GO_DEVICE float go_sigmoid(float x)
   const float subf = go_as_float(bitcast) - 1.2582975e+07f;
   const float fma_ = fmaf(subf, 1.9046542e-09f, fmaf(subf, -0.6931472f, negf));
   const float fma_1 = fmaf(fmaf(fmaf(fmaf(fmaf(0.0013821302f, fma_, 0.008368668f), fma_, 0.04166826f), fma_, 0.16666521f), fma_, 0.49999994f), fma_, 1.0f);
-  const float addf = fmaf(fma_1, fma_, 1.0f) * go_as_float(go_shl_i32(bitcast, 23)) + 5.421011e-20f;
-  return 5.421011e-20f / addf;
+  const float result = 5.421011e-20f / fmaf(fmaf(fma_1, fma_, 1.0f), go_as_float(go_shl_i32(bitcast, 23)), 5.421011e-20f);
+  return result;
 }
 
 GO_DEVICE float go_silu(float x)
 {
-  const float select = x < -127.0f ? -127.0f : x;
-  const float negf = -(select > 43.0f ? 43.0f : select);
-  const int bitcast = go_as_int(fmaf(negf, 1.442695f, 1.2582975e+07f));
+  const float absf = fabsf(x);
+  const float select = absf > 127.0f ? 127.0f : absf;
+  const int bitcast = go_as_int(fmaf(select, 1.442695f, 1.2582975e+07f));
   const float subf = go_as_float(bitcast) - 1.2582975e+07f;
-  const float fma_ = fmaf(subf, 1.9046542e-09f, fmaf(subf, -0.6931472f, negf));
+  const float fma_ = fmaf(subf, 1.9046542e-09f, fmaf(subf, -0.6931472f, select));
   const float fma_1 = fmaf(fmaf(fmaf(fmaf(fmaf(0.0013821302f, fma_, 0.008368668f), fma_, 0.04166826f), fma_, 0.16666521f), fma_, 0.49999994f), fma_, 1.0f);
-  const float addf = fmaf(fma_1, fma_, 1.0f) * go_as_float(go_shl_i32(bitcast, 23)) + 5.421011e-20f;
-  return select > 43.0f ? select : select / addf * 5.421011e-20f;
+  const float divf = select / fmaf(fmaf(fma_1, fma_, 1.0f), go_as_float(go_shl_i32(bitcast, 23)), 5.421011e-20f);
+  return fmaf(divf, -5.421011e-20f, 0.0f > x ? 0.0f : x);
 }
 
 GO_DEVICE float go_erf(float x)
@@ -134,34 +134,29 @@ GO_DEVICE float go_normcdf(float x)
 GO_DEVICE float go_gelu(float x)
 {
   const float absf = fabsf(x);
-  const float select = absf > 14.5f ? 14.5f : absf;
-  const float mulf = select * select;
-  const float mulf_1 = mulf * -0.5f;
-  const int bitcast = go_as_int(fmaf(mulf_1, 1.442695f, 1.2583079e+07f));
-  const float subf = go_as_float(bitcast) - 1.2583079e+07f;
-  const float fma_ = fmaf(fmaf(select, select, -mulf), -0.5f, fmaf(subf, 1.9046542e-09f, fmaf(subf, -0.6931472f, mulf_1)));
-  const float fma_1 = fmaf(fma_ * fma_, fmaf(fmaf(fmaf(fmaf(0.0013821302f, fma_, 0.008368668f), fma_, 0.04166826f), fma_, 0.16666521f), fma_, 0.49999994f), fma_);
-  const float fma_2 = fmaf(fmaf(fmaf(fmaf(fmaf(0.0038898364f, select, 0.046732962f), select, 0.2679722f), select, 0.88902575f), select, 1.7068002f), select, 1.5731726f);
-  const float mulf_2 = select * 2.5066283f;
-  const float fma_3 = fmaf(fmaf(select, 2.5066283f, -mulf_2), fma_2, fmaf(fmaf(fmaf(fmaf(0.009751271f, select, 0.117095456f), select, 0.65325075f), select, 1.9806617f), select, 3.1463451f));
-  const float divf = fma_2 / fmaf(mulf_2, fma_2, fma_3);
-  const float mulf_3 = select * fmaf(divf, fma_1, divf) * go_as_float(go_shl_i32(bitcast, 23));
-  const float result = copysignf((x > 0.0f ? x : 0.0f) - mulf_3 * 9.094947e-13f, x);
-  return result;
+  const float select = absf > 14.4f ? 14.4f : absf;
+  const float mulf = select * -0.7213475f;
+  const int bitcast = go_as_int(fmaf(select, mulf, 1.2583079e+07f));
+  const float fma_ = fmaf(select, fmaf(select, -0.7213475f, -mulf), fmaf(select, mulf, -(go_as_float(bitcast) - 1.2583079e+07f)));
+  const float fma_1 = fmaf(fmaf(fmaf(fmaf(fmaf(0.00015328907f, fma_, 0.0013390976f), fma_, 0.0096185f), fma_, 0.055503596f), fma_, 0.24022648f), fma_, 0.6931472f);
+  const float mulf_1 = select * fmaf(fmaf(fmaf(fmaf(0.006725125f, select, 0.06569187f), select, 0.29277074f), select, 0.692567f), select, 0.77612305f);
+  const float divf = mulf_1 / fmaf(mulf_1, 2.506646f, fmaf(fmaf(fmaf(0.016743219f, select, 0.16676515f), select, 0.6781812f), select, 1.5522461f));
+  const float mulf_2 = fmaf(divf, fma_ * fma_1, divf) * go_as_float(go_shl_i32(bitcast, 23));
+  return fmaf(mulf_2, -9.094947e-13f, 0.0f > x ? 0.0f : x);
 }
 
 GO_DEVICE float go_gelu_tanh(float x)
 {
-  const float select = x < -11.0f ? -11.0f : x;
-  const float select_1 = select > 6.0f ? 6.0f : select;
-  const float mulf = select_1 * select_1;
-  const float fma_ = fmaf(mulf, -0.10294324f, -2.3017578f);
-  const float fma_1 = fmaf(fmaf(select_1, select_1, -mulf), -0.10294324f, fmaf(mulf, -0.10294324f, -2.3017578f - fma_));
-  const int bitcast = go_as_int(fmaf(select_1, fma_, 1.2582975e+07f));
-  const float fma_2 = fmaf(select_1, fma_1 + fmaf(mulf, 2.0161983e-09f, -0.00045038565f), fmaf(select_1, fma_, -(go_as_float(bitcast) - 1.2582975e+07f)));
+  const float absf = fabsf(x);
+  const float select = absf > 11.0f ? 11.0f : absf;
+  const float mulf = select * select;
+  const float fma_ = fmaf(mulf, 0.10294324f, 2.3017578f);
+  const float fma_1 = fmaf(fmaf(select, select, -mulf), 0.10294324f, fmaf(mulf, 0.10294324f, 2.3017578f - fma_));
+  const int bitcast = go_as_int(fmaf(select, fma_, 1.2582975e+07f));
+  const float fma_2 = fmaf(select, fma_1 + fmaf(mulf, -2.0161983e-09f, 0.00045038565f), fmaf(select, fma_, -(go_as_float(bitcast) - 1.2582975e+07f)));
   const float fma_3 = fmaf(fmaf(fmaf(fmaf(fmaf(0.00015328907f, fma_2, 0.0013390976f), fma_2, 0.0096185f), fma_2, 0.055503596f), fma_2, 0.24022648f), fma_2, 0.6931472f);
-  const float addf = fmaf(fma_3, fma_2, 1.0f) * go_as_float(go_shl_i32(bitcast, 23)) + 5.421011e-20f;
-  return select > 6.0f ? select : select / addf * 5.421011e-20f;
+  const float divf = select / fmaf(fmaf(fma_3, fma_2, 1.0f), go_as_float(go_shl_i32(bitcast, 23)), 5.421011e-20f);
+  return fmaf(divf, -5.421011e-20f, 0.0f > x ? 0.0f : x);
 }
 
 GO_DEVICE float go_log(float x)
