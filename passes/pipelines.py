@@ -30,7 +30,7 @@ _LOOPS = (
     "lower-attention{rows=$queries, columns=$keys}",
     "lower-digits{rows=$digits, columns=$panel$tiles}",
     "lower-to-loops",
-    "tile{loop=n, size=$columns, outside=m, rounds=48, few=$few, across=$lanes}",
+    "tile{loop=n, size=$columns, outside=m, rounds=48, few=$few, across=$lanes, versions=2048}",
     "tile{loop=m, size=8, area=$area}",
     "pack{stored_only=false, rows=32}",
     "hoist-to-init",

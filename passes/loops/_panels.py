@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dialects.arith.cast import extf
-from dialects.arith.constant import constant
 from dialects.graph.indexing import pad
 from dialects.graph.shape import reshape, transpose
 from dialects.memref import from_tensor
-from ir.attributes import Dense
 from ir.builder import Builder
 from ir.core import Operation, Value
 from ir.dims import Dim, UnknownDim, ceildiv, dim_min, floordiv
@@ -144,8 +140,12 @@ def _zero(tensor: Value) -> int | bool:
 # -- other buffers -----------------------------------------------------------------------------------------------------
 
 
-def pack_when_run(buffer: Value, panels: Panels, before: Operation) -> Value | None:
-    """A nest in front of ``before`` that fills new memory with the panels; None for a buffer that isn't there yet."""
+def pack_when_run(buffer: Value, panels: Panels, before: Operation, tag: str) -> Value | None:
+    """A nest in front of ``before`` that fills new memory with the panels; None for a buffer that isn't there yet.
+
+    Its loop over panels has a ``tag``, that of loops over tiles: it is cut like those that read the panels.  What the last one has more than
+    the buffer is not filled.
+    """
     graph = before.graph
     assert graph is not None and before.block is not None and isinstance(buffer.type, MemRefType)
     owner = buffer.owner.block if isinstance(buffer.owner, Operation) else buffer.owner
@@ -155,26 +155,26 @@ def pack_when_run(buffer: Value, panels: Panels, before: Operation) -> Value | N
     type_ = panels.type_of(buffer.type)
     attributes: Any = {LAYOUT: ()}
     target = builder.create(REGISTRY["memref.alloc"], [], attributes, result_types=[type_], name=f"{buffer.name}.panels").result
-    _Filling(buffer, target, panels).loops(builder, [])
+    _Filling(buffer, target, panels).panels_of(builder, tag, [])
     return target
 
 
-def pack_tile(buffer: Value, panels: Panels, tiles: Operation, dtype: DType) -> Value:
+def pack_tile(buffer: Value, panels: Panels, tiles: Operation, stop: Dim, lines: int, dtype: DType) -> Value:
     """Memory inside a loop over tiles with the panel of each round, which is filled there and is near when it is read.
 
+    It has room for ``lines`` lines.  ``stop`` is where the tile ends: loops up to there are cut like those that read them (see ``peel``).
     ``dtype`` is that of the buffer, or a wider one.
     """
-    assert isinstance(buffer.type, MemRefType)
     inside = Builder(body(tiles), body(tiles).first, origin=buffer.name, loc=tiles.loc)
     attributes: Any = {LAYOUT: ()}
-    type_ = MemRefType(dtype, (buffer.type.shape[panels.step], panels.width))
+    type_ = MemRefType(dtype, (lines, panels.width))
     target = inside.create(REGISTRY["memref.alloc"], [], attributes, result_types=[type_], name=f"{buffer.name}.panel").result
-    _Filling(buffer, target, panels).panel(inside, value_symbol(variable(tiles)))
+    _Filling(buffer, target, panels).panel(inside, value_symbol(variable(tiles)), stop, [], [])
     return target
 
 
 class _Filling:
-    """Loops over the elements of panels that copy what the buffer has, widened where panels are, and store zeros elsewhere."""
+    """Loops over the elements of panels that copy what the buffer has, widened where panels are."""
 
     def __init__(self, buffer: Value, target: Value, panels: Panels) -> None:
         self.buffer = buffer
@@ -183,67 +183,38 @@ class _Filling:
         assert isinstance(buffer.type, MemRefType) and isinstance(target.type, MemRefType)
         self.type = buffer.type
         self.dtype = target.type.dtype
-        rank = len(buffer.type.shape)
-        self.others = panels.others(rank)
-        shape = self.type.shape
-        self.extents: list[Dim] = [*(shape[a] for a in self.others), ceildiv(shape[panels.column], panels.width), shape[panels.step]]
+        self.others = panels.others(len(buffer.type.shape))
 
-    def loops(self, builder: Builder, outer: list[Dim]) -> None:
-        """The loops that are left to build, inside those of ``outer`` variables."""
-        if len(outer) == len(self.extents) - 1 and self.panels.crosswise:
-            self._turned(builder, outer, self.panels.width * outer[-1], outer)
-        elif len(outer) < len(self.extents):
-            loop = self._loop(builder, RangeArg(0, self.extents[len(outer)], 1), "row")
-            self.loops(Builder(body(loop), loc=builder.loc, origin=builder.origin), [*outer, value_symbol(variable(loop))])
-            end_loop(loop)
+    def panels_of(self, builder: Builder, tag: str, outer: list[Dim]) -> None:
+        """The loops over all panels, inside those over the axes in front of which ``outer`` are the variables."""
+        if len(outer) < len(self.others):
+            loop = self._loop(builder, RangeArg(0, self.type.shape[self.others[len(outer)]], 1), "row")
+            self.panels_of(self._inside(builder, loop), tag, [*outer, value_symbol(variable(loop))])
         else:
-            self._line(builder, outer, self.panels.width * outer[-2], outer)
-
-    def panel(self, builder: Builder, start: Dim) -> None:
-        """A loop over the lines of one panel, whose first column is ``start``."""
-        if self.panels.crosswise:
-            self._turned(builder, [0], start, [])
-            return
-        loop = self._loop(builder, RangeArg(0, self.extents[-1], 1), "row")
-        line = value_symbol(variable(loop))
-        self._line(Builder(body(loop), loc=builder.loc, origin=builder.origin), [0, line], start, [line])
+            columns, width = self.type.shape[self.panels.column], self.panels.width
+            loop = self._loop(builder, RangeArg(0, columns, width), tag)
+            start = value_symbol(variable(loop))
+            whole = isinstance(columns, int) and columns % width == 0
+            stop = start + width if whole else dim_min(start + width, columns)
+            self.panel(self._inside(builder, loop), start, stop, outer, [*outer, floordiv(start, width)])
         end_loop(loop)
 
-    def _line(self, builder: Builder, outer: list[Dim], start: Dim, place: list[Dim]) -> None:
-        """Copies a line of a panel, whose first column is ``start``, to a ``place``."""
-        for columns, first in self._parts(start):
-            self._elements(builder, outer, columns, first, place, "col")
+    def panel(self, builder: Builder, start: Dim, stop: Dim, outer: list[Dim], place: list[Dim]) -> None:
+        """The loops over one panel, whose columns are those from ``start`` to ``stop``: ``place`` is where it is in all of them."""
+        lines = self._loop(builder, RangeArg(0, self.type.shape[self.panels.step], 1), "cross" if self.panels.crosswise else "row")
+        line = value_symbol(variable(lines))
+        columns = self._loop(self._inside(builder, lines), RangeArg(start, stop, 1), "col")
+        column = value_symbol(variable(columns))
+        with self._inside(builder, columns) as inner:
+            self._store(inner, self._load(inner, [*outer, line], column), [*place, line, column - start])
+        end_loop(columns)
+        end_loop(lines)
 
-    def _turned(self, builder: Builder, outer: list[Dim], start: Dim, place: list[Dim]) -> None:
-        """The same for all lines of a panel, which are neighbours in the buffer."""
-        for columns, first in self._parts(start):
-            loop = self._loop(builder, RangeArg(0, self.extents[-1], 1), "row" if first is None else "cross")
-            line = value_symbol(variable(loop))
-            inside = Builder(body(loop), loc=builder.loc, origin=builder.origin)
-            self._elements(inside, [*outer, line], columns, first, [*place, line], "col")
-            end_loop(loop)
-
-    def _parts(self, start: Dim) -> list[tuple[RangeArg, Dim | None]]:
-        """The columns of a panel that the buffer has, with the first one there, and those that it lacks."""
-        width = self.panels.width
-        left = self.type.shape[self.panels.column] - start
-        if isinstance(columns := self.type.shape[self.panels.column], int) and columns % width == 0:
-            return [(RangeArg(0, width, 1), start)]
-        end = dim_min(width, left)
-        return [(RangeArg(0, end, 1), start), (RangeArg(end, width, 1), None)]
+    def _inside(self, builder: Builder, loop: Operation) -> Builder:
+        return Builder(body(loop), loc=builder.loc, origin=builder.origin)
 
     def _loop(self, builder: Builder, bounds: RangeArg, tag: str) -> Operation:
         return create_loop(builder, "scf.parallel", bounds, name=f"{self.buffer.name}.i", tag=tag)
-
-    def _elements(self, builder: Builder, outer: list[Dim], bounds: RangeArg, start: Dim | None, place: list[Dim], tag: str) -> None:
-        """Copies elements of a line from the column ``start`` on; zeros for None."""
-        loop = self._loop(builder, bounds, tag)
-        at = value_symbol(variable(loop))
-        with Builder(body(loop), loc=builder.loc, origin=builder.origin) as inner:
-            zero = Dense(np.array(0, self.dtype.numpy), self.dtype)
-            value = self._load(inner, outer, start + at) if start is not None else constant(zero)
-            self._store(inner, value, [*place, at])
-        end_loop(loop)
 
     def _load(self, builder: Builder, outer: list[Dim], column: Dim) -> Value:
         places: dict[int, Dim] = dict(zip(self.others, outer, strict=False))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ir.builder import Builder
 from ir.core import Module, Operation, Value
-from ir.dims import Dim
+from ir.dims import Dim, floordiv
 from ir.layout import LAYOUT, RangeArg
 from ir.opdef import REGISTRY
 from ir.rewriter import is_pure, walk_graphs
@@ -31,13 +31,12 @@ from passes.loops._loops import (
     set_initial_values,
     set_range,
     single_range,
-    static_extent,
     tag_of,
     value_symbol,
     variable,
 )
 from passes.loops._memory import alias, all_accesses, memory_of
-from passes.loops._versions import is_for_few, two_versions
+from passes.loops._versions import is_at_least, is_for_few, two_versions
 
 _ROUNDS = 2
 """Tiles of rows from which on a panel is read again, and should still be near."""
@@ -79,7 +78,8 @@ class BlockLongSums(Pass):
     steps that is more than a near cache has.  A piece of a panel takes ``bytes`` at most.  The terms are added in the same order,
     and what is stored in between is what would have stayed in registers, so the bits are the same.
 
-    It is for factors in panels and two tiles of rows or more, and a number of steps that is known.  Where the number of rows is known
+    It is for factors in panels and two tiles of rows or more, and a number of steps that is known, or that the version of the nest
+    shows to be more than a block.  Where the number of rows is known
     only when the program runs, there are two versions of the nest.  A factor that is widened (f16, bf16) counts with the bytes that it
     has then, as ``widen-panels`` keeps it.
     """
@@ -149,25 +149,30 @@ class BlockLongSums(Pass):
         inside = all_accesses(body(sums))
         return sums if not any(a.writes or alias(a.memory, memory) != "never" for a in inside) else None
 
-    def _steps(self, sums: list[Operation]) -> tuple[int, int] | None:
+    def _steps(self, sums: list[Operation]) -> tuple[Dim, int] | None:
         """The number of all steps and of those of a block; None where one block is enough, or loops differ."""
         bounds = [single_range(s) for s in sums]
         first = bounds[0]
         if first is None or first.start != 0 or first.step != 1 or any(b != first for b in bounds):
             return None
-        known, lines = static_extent(first), _line_bytes(sums[0])
-        if known is None or not lines or known * lines <= self.bytes:
+        steps, lines = extent(first), _line_bytes(sums[0])
+        if not lines:
             return None
-        count = -(-known * lines // self.bytes)
-        return known, -(-known // count)
+        if not isinstance(steps, int):
+            size = max(1, self.bytes // lines)
+            return (steps, size) if is_at_least(sums[0], steps, size + 1) else None
+        if steps * lines <= self.bytes:
+            return None
+        count = -(-steps * lines // self.bytes)
+        return steps, -(-steps // count)
 
-    def _block(self, panels: Operation, steps: int, size: int) -> None:
+    def _block(self, panels: Operation, steps: Dim, size: int) -> None:
         assert panels.block is not None
-        last = (steps - 1) // size * size
+        last = size * floordiv(steps - 1, size)
         first = clone_before(panels, panels, panels.block)
         first.trivia, panels.trivia = panels.trivia, None
         self._piece(first, RangeArg(0, size, 1), begins=True, ends=False)
-        if last > size:
+        if not isinstance(last, int) or last > size:
             builder = Builder(panels.block, panels, loc=panels.loc)
             blocks = create_loop(builder, "scf.for", RangeArg(size, last, size), name=f"{self.sums}b", tag=BLOCK)
             at: Dim = value_symbol(variable(blocks))

@@ -35,7 +35,7 @@ from passes.loops._loops import (
 )
 from passes.loops._memory import alias, all_accesses, memory_of
 from passes.loops._panels import Panels, pack_stored, pack_tile, pack_when_run, stored_tensor
-from passes.loops._versions import two_versions
+from passes.loops._versions import answers, is_chosen_by, nest_of, two_versions
 
 NEAR = 512 * 1024
 """Bytes of a panel that a thread keeps for itself; the caches that are near hold it."""
@@ -75,15 +75,16 @@ class Pack(Pass):
 
     Loads are packed whose indices depend on the variable of a loop through one tile of the loop with tag ``loop`` in one
     place, on that of a serial loop around the load in another one, both with factor 1, and which are only read while
-    the nest runs.  Other indices stay, in front.  What doesn't fill the last panel is padded with zeros.
+    the nest runs.  Other indices stay, in front.  What doesn't fill the last panel of a stored tensor is padded with zeros.
 
     The panels of weights, constants and ``initial`` values (and of what is computed from them alone) are made by
     operations on tensors, which ``hoist-to-init`` moves to the time when the program is loaded; nests that read the same
-    in the same layout share them.  Without ``stored_only`` other buffers are packed too: a matrix of a known number of
-    lines panel by panel, in the round that reads it, others by a nest in front of the one that reads them.  That is worth
-    it when there are many ``rows``, rounds of the loops between the tiles and the columns.  Where their number is known
-    only when the program runs, and lines may be far apart, there are two versions of the nest, of which it takes one.  A
-    matrix whose columns are its lines is turned panel by panel for more than one row.
+    in the same layout share them.  Without ``stored_only`` other buffers are packed too: a matrix panel by panel, in the round
+    that reads it, while a panel has room near, others by a nest in front of the one that reads them, whose tiles ``peel`` cuts in the
+    same way.  That is worth it when there are many ``rows``, rounds of the loops between the tiles and the columns.  Where their number
+    is known only when the program runs, and lines may be far apart, there are two versions of the nest, of which it takes one; and
+    two of the first one where the number of lines is not known.  A matrix whose columns are its lines is turned panel by panel for more
+    than one row.
 
     Run it after ``tile``, and before ``peel``, which splits tiles in ways that panels don't follow.
     """
@@ -102,7 +103,7 @@ class Pack(Pass):
         at_load_time = load_time_graphs(module)
         for graph in walk_graphs(module):
             if graph.name not in at_load_time:
-                packing = _Packing(graph, self.stored_only, self.rows)
+                packing = _Packing(graph, self.loop, self.stored_only, self.rows)
                 if any(True for tiles in loops_tagged(graph, self.loop) for _ in packing.candidates(tiles)):
                     return False
         return True
@@ -113,7 +114,7 @@ class Pack(Pass):
         for graph in walk_graphs(module):
             if graph.name in at_load_time:
                 continue
-            packing = _Packing(graph, self.stored_only, self.rows)
+            packing = _Packing(graph, self.loop, self.stored_only, self.rows)
             packing.make_versions(loops_tagged(graph, self.loop))
             for tiles in loops_tagged(graph, self.loop):
                 packed += packing.tiles(tiles)
@@ -126,8 +127,9 @@ class Pack(Pass):
 class _Packing:
     """Packs buffers of one graph; ``made`` are the panels that there are, by what they hold and who may read them."""
 
-    def __init__(self, graph: Graph, stored_only: bool, rows: int) -> None:
+    def __init__(self, graph: Graph, loop: str, stored_only: bool, rows: int) -> None:
         self.graph = graph
+        self.loop = loop
         self.stored_only = stored_only
         self.rows = rows
         self.near: dict[tuple[Value, Panels, Operation, DType], Value] = {}
@@ -135,14 +137,27 @@ class _Packing:
         self.replaced: dict[Value, None] = {}
 
     def make_versions(self, loops: Sequence[Operation]) -> None:
-        """Two versions of every nest that gains by packing only if it turns out to have many rows."""
+        """Two versions of every nest that gains by packing only if it turns out to have many rows, or panels that a near cache holds."""
         if self.stored_only or not self.rows:
             return
         for tiles in loops:
-            nest = outermost(tiles)
             conditions = next(self._conditions(tiles), [])
-            if conditions and nest.name != "scf.if":
-                two_versions(nest, conditions)
+            if conditions and answers(tiles, *conditions[0]) is None and not is_chosen_by(tiles, self.rows):
+                two_versions(nest_of(tiles), conditions)
+            room = next(self._room(tiles), None)
+            if room is not None and answers(tiles, room, 0) is None:
+                two_versions(nest_of(tiles), [(room, 0)])
+
+    def _room(self, tiles: Operation) -> Iterator[Dim]:
+        """For loads whose panels may be too long to be near, which is known when the program runs, how many lines more there is room for."""
+        for load, column, width in self.candidates(tiles):
+            (access,) = accesses(load)
+            place = find_places(load, access, column, width)
+            if place is not None and isinstance(access.buffer.type, MemRefType) and self._has_rows(load, variable(tiles), column):
+                panels = Panels(*place, width)
+                room = _room(load, access, panels, column, tiles)
+                if isinstance(room, DimExpr) and panels.fit(access.buffer.type):
+                    yield room
 
     def _conditions(self, tiles: Operation) -> Iterator[list[tuple[Dim, int]]]:
         """For loads that can be packed when the program runs what must be how large for that, where it is not known yet."""
@@ -188,13 +203,14 @@ class _Packing:
         nest = outermost(load)
         if not panels.fit(access.buffer.type) or is_written(access.buffer, nest):
             return False
-        many = not self.stored_only and self._has_rows(load, nest, tile, column)
-        near = not self.stored_only and _fits_near(load, access, panels, column, _loop_of(tile))
+        many = not self.stored_only and self._has_rows(load, tile, column)
+        room = None if self.stored_only else _room(load, access, panels, column, _loop_of(tile))
+        near = room is not None and (room >= 0 if isinstance(room, int) else answers(load, room, 0) is True)
         turned = near and panels.crosswise and rows_between(tile, column) != 1  # as few rows as there may be
         if near and (many or turned):
             self._pack_near(load, access, panels, tile, column)
             return True
-        buffer = self._panels(access.buffer, panels, nest, many)
+        buffer = self._panels(access.buffer, panels, nest_of(load), many)
         if buffer is None:
             return False
         write_layout(load, [panels.access(access, buffer, value_symbol(tile), value_symbol(column))])
@@ -204,17 +220,20 @@ class _Packing:
         """Reads from a panel that each round of the loop over tiles makes for itself."""
         key = (access.buffer, panels, _loop_of(tile), read_dtype(load))
         if key not in self.near:
-            self.near[key] = pack_tile(access.buffer, panels, _loop_of(tile), read_dtype(load))
+            bounds, lines = single_range(_loop_of(column)), access.buffer.type.shape[panels.step]  # type: ignore[union-attr]
+            assert bounds is not None
+            most = lines if isinstance(lines, int) else _most_lines(load, panels)
+            self.near[key] = pack_tile(access.buffer, panels, _loop_of(tile), bounds.stop, most, read_dtype(load))
         places = (access.indices[panels.step], IndexExpr(value_symbol(column) - value_symbol(tile)))
         _read_wide(load, Access(self.near[key], places))
         self.replaced[access.buffer] = None
 
-    def _has_rows(self, load: Operation, nest: Operation, tile: Value, column: Value) -> bool:
+    def _has_rows(self, load: Operation, tile: Value, column: Value) -> bool:
         if self.rows == 0:
             return True
-        if nest.name == "scf.if":  # the second version is that for few rows
-            return any(op is load for outer in nest.regions[0].block for op in outer.walk())
         rows = rows_between(tile, column)
+        if isinstance(rows, DimExpr):
+            return answers(load, rows, self.rows) is True
         return isinstance(rows, int) and rows >= self.rows
 
     def clean(self) -> None:
@@ -234,7 +253,7 @@ class _Packing:
         key = (tensor or buffer, buffer.type, panels, None if tensor else nest)
         made = self.made.get(key)
         if made is None:
-            made = _pack_when_run(buffer, panels, nest) if tensor is None else pack_stored(tensor, buffer, panels)
+            made = _pack_when_run(buffer, panels, nest, self.loop) if tensor is None else pack_stored(tensor, buffer, panels)
             if made is not None:
                 self.made[key] = made
         if made is not None:
@@ -242,15 +261,12 @@ class _Packing:
         return made
 
 
-def _pack_when_run(buffer: Value, panels: Panels, nest: Operation) -> Value | None:
+def _pack_when_run(buffer: Value, panels: Panels, nest: Operation, tag: str) -> Value | None:
     """Fills panels in front of a nest, or of the version of it that reads them; their memory is the graph's own."""
-    if nest.name != "scf.if":
-        return pack_when_run(buffer, panels, nest)
-    first = nest.regions[0].block.first
-    assert first is not None
-    made = pack_when_run(buffer, panels, first)
-    if made is not None and made.defining_op is not None and nest.block is not None:
-        move_into(made.defining_op, nest.block, nest)
+    made = pack_when_run(buffer, panels, nest, tag)
+    top = outermost(nest)
+    if made is not None and made.defining_op is not None and top is not nest and top.block is not None:
+        move_into(made.defining_op, top.block, top)
     return made
 
 
@@ -271,19 +287,20 @@ def rows_between(tile: Value, column: Value) -> Dim | None:
     return rows
 
 
-def _fits_near(load: Operation, access: Access, panels: Panels, column: Value, tiles: Operation) -> bool:
-    """Whether one panel can be made in each round of a loop over tiles: a matrix, read at the tile's own columns."""
+def _room(load: Operation, access: Access, panels: Panels, column: Value, tiles: Operation) -> Dim | None:
+    """How many lines more a near panel has room for; None where none can be made in each round of a loop over tiles.
+
+    That can be done for a matrix that is read at the tile's own columns.
+    """
     type_ = access.buffer.type
     assert isinstance(type_, MemRefType)
-    lines = type_.shape[panels.step]
-    return (
-        tiles.name == "scf.parallel"
-        and len(type_.shape) == 2
-        and stored_tensor(access.buffer) is None
-        and access.indices[panels.column].expr == value_symbol(column)
-        and isinstance(lines, int)
-        and lines * panels.width * read_dtype(load).itemsize <= NEAR
-    )
+    if tiles.name != "scf.parallel" or len(type_.shape) != 2 or stored_tensor(access.buffer) is not None:
+        return None
+    return _most_lines(load, panels) - type_.shape[panels.step] if access.indices[panels.column].expr == value_symbol(column) else None
+
+
+def _most_lines(load: Operation, panels: Panels) -> int:
+    return NEAR // (panels.width * read_dtype(load).itemsize)
 
 
 def _is_widened(load: Operation) -> bool:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ir.builder import Builder
 from ir.core import DROPPED, Module, Operation
-from ir.dims import Dim, dim_min, exact_div
+from ir.dims import Dim, DimExpr, dim_min, exact_div, floordiv, mod, symbols_of
 from ir.layout import RangeArg
 from ir.rewriter import is_pure, walk_graphs
 from passes.infra.base import Pass, PassContext
@@ -17,6 +17,7 @@ from passes.loops._loops import (
     create_loop,
     depends_on,
     end_loop,
+    extent,
     initial_values,
     is_loop,
     loops_tagged,
@@ -33,9 +34,13 @@ from passes.loops._loops import (
     variable,
 )
 from passes.loops._panels import stored_tensor
+from passes.loops._versions import nest_of, two_versions
 
 _FEW_TILES = 2
 """Tiles of a loop of which a remainder would be much of the work."""
+
+_MANY_TILES = 8
+"""Tiles of a loop from which on another size is worth a version: threads have something to share, and lines are far from each other."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,10 @@ class Tile(Pass):
     ``area`` limits the rounds of a tile together with those of the tiles around it, to what registers hold:
     ``tile{loop=m, size=8, area=384}`` takes 8 rows of 48 columns, and 6 of 64.
 
+    ``versions`` makes two of a nest whose number of rounds is known only when the program runs, and which reads lines in them: one for
+    a number that the wider tile divides and the last size does not, and at least ``rounds`` of the loop ``outside``.  Its value is for how
+    many rounds of the loops inside, as a near cache holds so many lines of a tile.
+
     Rounds run in the same order as before.  ``outside`` changes it, for parallel loops whose rounds may run in any
     order; what has an effect besides the inner loop, or bounds that depend on a loop in between, keep the new loop where it
     was.
@@ -103,6 +112,8 @@ class Tile(Pass):
     """rounds of a tile that goes across lines; 0 for no difference"""
     area: int = 0
     """the most rounds of a tile together with the tiles around it; 0 for no limit"""
+    versions: int = 0
+    """rounds of serial loops inside up to which an unknown number of rounds gets a version for the wider tile; 0 for none"""
 
     keeps_types: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -116,19 +127,25 @@ class Tile(Pass):
     def run(self, module: Module, context: PassContext) -> bool:
         tiled = 0
         for graph in walk_graphs(module):
+            wide = {loop for loop in loops_tagged(graph, self.loop) if self.versions and self._make_versions(loop)}
             for loop in loops_tagged(graph, self.loop):
-                tiled += self._tile(loop)
+                tiled += self._tile(loop, self._wide if loop in wide else 0)
         context.count("loops tiled", tiled)
         return tiled > 0
 
-    def _tile(self, loop: Operation) -> bool:
+    @property
+    def _wide(self) -> int:
+        """The first size that is wider than the last one; 0 where there is none."""
+        return next((s for s in self.size if s > self.size[-1]), 0)
+
+    def _tile(self, loop: Operation, wide: int) -> bool:
         bounds = single_range(loop)
         outer_tag = self.outer or f"{self.loop}.tile"
         if bounds is None or bounds.step != 1 or is_tile(loop, bounds, outer_tag):
             return False
         place = _place(loop, bounds, self.outside)
         lines = self.across and tag_of(place) != self.outside and _reads_across(loop)
-        size = self._limited(loop, self.across if lines else self._choose(bounds, place, loop))
+        size = self._limited(loop, wide or (self.across if lines else self._choose(bounds, place, loop)))
         assert place.block is not None
         builder = Builder(place.block, place, loc=loop.loc)
         tiles = create_loop(
@@ -144,6 +161,32 @@ class Tile(Pass):
         _enclose(tiles, place)
         start = value_symbol(variable(tiles))
         set_range(loop, RangeArg(start, _tile_end(start, size, bounds), 1))
+        return True
+
+    def _make_versions(self, loop: Operation) -> bool:
+        """A version for a wider tile than the last size, for what it will turn out to divide, of a nest that has the choice."""
+        bounds, size = single_range(loop), self._wide
+        if not size or bounds is None or bounds.step != 1 or bounds.start != 0 or is_tile(loop, bounds, self.outer or f"{self.loop}.tile"):
+            return False
+        place = _place(loop, bounds, self.outside)
+        columns, around = bounds.stop, single_range(place)
+        if not isinstance(columns, DimExpr) or tag_of(place) != self.outside or around is None or not _reads_lines(loop):
+            return False
+        serial = [single_range(op) for op in loop.walk() if op.name == "scf.for"]
+        steps = [extent(r) for r in serial if r is not None]
+        least: list[tuple[Dim, int]] = [
+            (extent(around), self.rounds),
+            *((self.versions - s, 0) for s in dict.fromkeys(steps)),
+            (columns, _MANY_TILES * size),
+            (size - mod(columns, size), size),
+            (mod(columns, self.size[-1]), 1),
+        ]
+        unknown = [(n, m) for n, m in least if isinstance(n, DimExpr)]
+        if len(steps) < len(serial) or any(name.startswith("%") for n, _ in unknown for name in symbols_of(n)):
+            return False
+        if not all(n >= m for n, m in least if isinstance(n, int)) or not two_versions(nest_of(loop), unknown):
+            return False
+        set_range(loop, RangeArg(0, size * floordiv(columns, size), 1))
         return True
 
     def _choose(self, bounds: RangeArg, place: Operation, loop: Operation) -> int:

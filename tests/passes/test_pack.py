@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
@@ -13,6 +14,9 @@ import graph_opt
 from ir.core import Module
 from ir.inputs import GeneratedWeights
 from ir.printer import print_module
+from passes.infra.verify_exec import same_bits
+from passes.loops import pack
+from passes.pipelines import PRESETS
 
 TILES = "tile{loop=n, size=48, outside=m},tile{loop=m, size=8},"
 PEELS = ",peel{loop=m.tile, sizes=[4, 2, 1]},peel{loop=n.tile, sizes=[32, 16]}"
@@ -137,16 +141,11 @@ def test_text_of_packing_when_it_runs() -> None:
     text = print_module(run(matmul("M", "N", "K"), TILES + RUN, []))
     start = text.index("  %B.panels")
     expected = """  %B.panels = memref.alloc() : memref<f32[N ceildiv 48, K, 48]>
-  scf.parallel(%B.i = 0 to N ceildiv 48, tag="row") {
+  scf.parallel(%B.i = 0 to N step 48, tag="n.tile") {
     scf.parallel(%B.i.1 = 0 to K, tag="row") {
-      scf.parallel(%B.i.2 = 0 to min(-48*%B.i+N, 48), tag="col") {
-        %B.load = memref.load(%B[%B.i.1, 48*%B.i+%B.i.2]) : f32
-        memref.store(%B.load, %B.panels[%B.i, %B.i.1, %B.i.2])
-        yield
-      }
-      scf.parallel(%B.i.3 = min(-48*%B.i+N, 48) to 48, tag="col") {
-        %B.constant = arith.constant(0.0) : f32
-        memref.store(%B.constant, %B.panels[%B.i, %B.i.1, %B.i.3])
+      scf.parallel(%B.i.2 = %B.i to min(%B.i+48, N), tag="col") {
+        %B.load = memref.load(%B[%B.i.1, %B.i.2]) : f32
+        memref.store(%B.load, %B.panels[%B.i floordiv 48, %B.i.1, -%B.i+%B.i.2])
         yield
       }
       yield
@@ -278,3 +277,35 @@ def test_both_versions_compute_the_same() -> None:
     for rows in (0, 1, 31, 32, 33, 64, 100):
         x = numbers.integers(-9, 9, (rows, 70)).astype(np.float32)
         assert np.array_equal(multiply(x, w), x @ w), rows
+
+
+def test_panels_of_unknown_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is room for their lines, they are made in the round that reads them; as columns are cut, so is what fills them."""
+    monkeypatch.setattr(pack, "NEAR", 48 * 4 * 6)
+    text = matmul("M", "N", "K")
+    after = run(text, TILES + MANY + PEELS, [])
+    choices = [op for op in after.walk() if op.name == "scf.if"]
+    assert len(choices) == 2 and choices[1].block is choices[0].regions[0].block
+    panels = [op.results[0].type.shape for op in after.walk() if op.name == "memref.alloc" and "panel" in op.results[0].name]  # type: ignore[union-attr]
+    assert panels.count((6, 48)) == 4 and len(panels) == 5, "for whole tiles, 32, 16 and less columns"
+    fills = [line.strip() for line in print_module(after).splitlines() if "%B.i.1" in line and 'tag="col"' in line]
+    assert [re.sub(r"\.\d", "", f.partition(" = ")[2].partition(",")[0]) for f in fills] == [
+        "%jt to %jt+48", "%jt to %jt+32", "%jt to %jt+16", "%jt to min(%jt+16",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_machine_code_of_all_versions(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sizes open, with room for 32 and 24 lines: the bits of a program for few rows, whatever is chosen."""
+    monkeypatch.setattr(pack, "NEAR", 48 * 4 * 32)
+    program = graph_opt.parse("graph @main(%x: f32[M, K], %w: f32[K, N]) {\n  %y = matmul(%x, %w)\n  return %y\n}\n")
+    pipeline = PRESETS["cpu"].replace("versions=2048", "versions=24").replace("block-long-sums{", "block-long-sums{bytes=3000, ")
+    multiply = graph_opt.compile(program, pipeline=pipeline, threads=threads)
+    assert 'tag="k.block"' in str(multiply) and "N floordiv 64" in str(multiply)
+    rng = np.random.default_rng(0)
+    for m, k, n in itertools.product((31, 32, 48, 130), (0, 1, 24, 25, 32, 33, 100), (512, 576, 700)):
+        x, w = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal((k, n), dtype=np.float32)
+        y = multiply(x, w)
+        assert y.shape == (m, n) and np.allclose(y, x @ w, atol=1e-4)
+        for row in (0, m // 2, m - 1):
+            assert same_bits(multiply(x[row : row + 1], w)[0], y[row]), (m, k, n, row)

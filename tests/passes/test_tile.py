@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from loop_programs import assert_same_runs, matmul, total
 from pass_checks import apply, load, optimize
@@ -10,6 +12,7 @@ from ir.core import Operation
 from ir.diagnostics import GraphError
 from ir.printer import print_module
 from passes.loops._loops import ranges, tag_of
+from passes.loops._versions import asked_by
 from passes.pipelines import load_pipeline
 
 BOTH = "tile{loop=n, size=48, outside=m},tile{loop=m, size=8}"
@@ -93,7 +96,7 @@ def test_tiles_of_tiles() -> None:
 
 
 def test_outside_needs_a_body_without_other_effects() -> None:
-    text = matmul("4", "96", "3").replace('    scf.parallel(%j', '    memref.store(%w, %C[%i, 0])\n    scf.parallel(%j')
+    text = matmul("4", "96", "3").replace("    scf.parallel(%j", "    memref.store(%w, %C[%i, 0])\n    scf.parallel(%j")
     text = text.replace("  scf.parallel(%i", "  %w = arith.constant(7.0) : f32\n  scf.parallel(%i")
     after = optimize(text, BOTH)
     tags = [tag_of(op) for op in after.walk() if op.name.startswith("scf.")]
@@ -160,7 +163,7 @@ def test_few_rows(m: str, n: str, size: int) -> None:
     """Rows that do not fill a tile leave the choice, and the widest size that divides is taken."""
     text = matmul(m, n, "3")
     after = optimize(text, "tile{loop=n, size=[48, 64, 48], outside=m, rounds=48, few=6}")
-    assert f"step {size}, tag=\"n.tile\"" in print_module(after)
+    assert f'step {size}, tag="n.tile"' in print_module(after)
     rows, columns = int(m.replace("M", "2")), int(n.replace("N", "50"))
     assert_same_runs(load(text), after, [((rows, 3), (3, columns), (columns,))])
 
@@ -169,7 +172,7 @@ def test_few_rows(m: str, n: str, size: int) -> None:
 def test_area(n: str, rows: int) -> None:
     """What the registers hold: 8 rows of 48 columns, 6 of 64."""
     after = optimize(matmul("M", n, "3"), "tile{loop=n, size=[48, 64, 48], outside=m},tile{loop=m, size=8, area=384}")
-    assert f"step {rows}, tag=\"m.tile\"" in print_module(after)
+    assert f'step {rows}, tag="m.tile"' in print_module(after)
     with pytest.raises(GraphError, match="an area is 0"):
         load_pipeline("tile{area=-1}")
 
@@ -193,3 +196,25 @@ def test_across() -> None:
     text = "graph @main(%a: f32[{}, K], %b: f32[N, K]) -> f32[{}, N] {{\n  %t = transpose(%b, perm=[1, 0])\n  %c = matmul(%a, %t)\n  return %c\n}}\n"
     plain = "graph @main(%a: f32[{}, K], %b: f32[K, N]) -> f32[{}, N] {{\n  %c = matmul(%a, %b)\n  return %c\n}}\n"
     assert (size(text.format(1, 1)), size(text.format(9, 9)), size(plain.format(1, 1))) == ("16", "48", "48")
+
+
+@pytest.mark.parametrize(("m", "n", "k", "asked"), [
+    ("M", "N", "K", ["M", "-K+9", "N", "-(N mod 6)+6", "N mod 4"]),
+    ("8", "N", "9", ["N", "-(N mod 6)+6", "N mod 4"]),
+    ("7", "N", "K", []),  # few rows
+    ("M", "N", "10", []),  # too many lines
+    ("M", "12", "K", []),  # known
+])  # fmt: skip
+def test_versions_of_unknown_columns(m: str, n: str, k: str, asked: list[str]) -> None:
+    """A wide tile for what it divides and the other does not, and many rows and columns, and few lines."""
+    text = matmul(m, n, k)
+    after = optimize(text, "tile{loop=n, size=[4, 6, 4], outside=m, rounds=8, versions=9}")
+    choices = [op for op in after.walk() if op.name == "scf.if"]
+    assert len(choices) == (1 if asked else 0)
+    if asked:
+        assert [str(size) for size, _ in asked_by(choices[0].operands[0])] == asked
+        assert [op.attributes["tag"] for r in choices[0].regions for op in r.block if op.name == "scf.parallel"] == ["n.tile", "n.tile"]
+        assert "to 6*(N floordiv 6) step 6" in print_module(after) and "to N step 4" in print_module(after)
+    known = {"M": (8,), "N": (48, 54, 50), "K": (1,)}
+    for rows, columns, steps in itertools.product(*(known.get(s, (int(s) if s.isdigit() else 0,)) for s in (m, n, k))):
+        assert_same_runs(load(text), after, [((rows, steps), (steps, columns), (columns,))])
