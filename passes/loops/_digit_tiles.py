@@ -22,9 +22,9 @@ from dialects.graph.digits import BLOCK, ROWS
 from dialects.memref import view
 from dialects.vector import dot4
 from ir.core import Value
-from ir.dims import Dim, ceildiv, floordiv
-from ir.types import MemRefType, VectorType, i8, i32
-from passes.loops._blocks import alloc, filled, least, load, loop, number, parallel, prefetch, store
+from ir.dims import Dim, ceildiv, floordiv, mod
+from ir.types import DType, MemRefType, VectorType, i8, i32
+from passes.loops._blocks import alloc, least, load, loop, number, parallel, prefetch, store
 
 if TYPE_CHECKING:
     from passes.loops._digits import Activations, Product, Unpacked, Weights
@@ -48,65 +48,78 @@ def is_wide(digits: int, weights: Weights) -> bool:
 
 
 class Terms:
-    """The terms of all tiles of rows, the last one filled with zeros: ``words[tiles, blocks, terms, 16, words]``."""
+    """The terms of 16 rows or more, in memory that has so many bytes for each row.
+
+    First come the rows that whole tiles leave over, one behind the other, ``rest[rows, blocks, terms, words]``, then tile by tile the others,
+    ``words[tiles, blocks, terms, 16, words]``.  So the rest can be read as a tile, whose other rows are some numbers from behind.
+    """
 
     def __init__(self, x: Activations, weights: Weights) -> None:
         self.x, self.wide = x, is_wide(x.digits, weights)
         self.count, self.size = (2, 2 * _WORDS) if self.wide else (x.digits, _WORDS)
-        self.blocks, self.tiles = weights.blocks, ceildiv(x.rows, MOST)
+        self.blocks, self.tiles, self.left = weights.blocks, floordiv(x.rows, MOST), mod(x.rows, MOST)
         self.groups = ceildiv(self.tiles, _GROUP)
-        self.bytes = alloc("terms", i8, self.tiles, self.blocks, self.count, MOST, 4 * self.size)
-        type_ = MemRefType(i32, (self.tiles, self.blocks, self.count, MOST, self.size))
-        self.words = view(self.bytes, offset=0, result_type=type_, name="terms.words")
+        row = self.blocks * self.count * 4 * self.size
+        memory = alloc("terms", i8, x.rows * row)
+
+        def seen(dtype: DType, name: str, offset: Dim, *shape: Dim) -> Value:
+            words = 4 * self.size if dtype == i8 else self.size
+            return view(memory, offset=offset, result_type=MemRefType(dtype, (*shape, words)), name=f"terms.{name}")  # type: ignore[no-any-return]
+
+        tiles = self.tiles, self.blocks, self.count, MOST
+        self.words, self.bytes = (seen(dtype, name, self.left * row, *tiles) for dtype, name in ((i32, "words"), (i8, "bytes")))
+        if self.left != 0:
+            rows = x.rows, self.blocks, self.count
+            self.rest, self.rest_bytes = (seen(dtype, name, 0, *rows) for dtype, name in ((i32, "rest"), (i8, "rest.bytes")))
 
     def fill(self) -> None:
-        """Makes them, tile by tile."""
+        """Makes them, tile by tile, and row by row what is left over."""
         if self.wide:
             self._constants()
 
-        none = filled(number(0, i32, "none"), self.size)
-
         def tile(t: Dim) -> None:
-            count = least("count", MOST, self.x.rows - MOST * t) if self._is_ragged else MOST
-
             def rows(b: Dim) -> None:
-                loop("row", 0, count, 1, lambda r: self._split(t, b, r) if self.wide else self._copied(t, b, r), tag="terms")
-                if self._is_ragged:
-                    for term in range(self.count):
-                        loop("row", count, MOST, 1, lambda r, n=term: store(none, self.words, t, b, n, r, (0, self.size)), tag="terms")
+                loop("row", 0, MOST, 1, lambda r: self._make(self.left + MOST * t + r, b, (self.words, self.bytes), (t, b), (r,)), tag="terms")
 
             loop("block", 0, self.blocks, 1, rows, tag="terms")
 
+        def row(r: Dim) -> None:
+            loop("block", 0, self.blocks, 1, lambda b: self._make(r, b, (self.rest, self.rest_bytes), (r, b), ()), tag="terms")
+
         parallel([("tile", 0, self.tiles)], tile, tag="terms")
+        if self.left != 0:
+            parallel([("row", 0, self.left)], row, tag="terms")
 
-    @property
-    def _is_ragged(self) -> bool:
-        """Whether the last tile may have less than 16 rows."""
-        return not isinstance(self.x.rows, int) or self.x.rows % MOST != 0
+    def of_tile(self, tile: Dim | None, block: Dim, term: int) -> Value:
+        """The terms of a tile, or (for None) of the rows that are left over."""
+        if tile is None:
+            return load(self.rest, (0, MOST), block, term, (0, self.size), name="four")
+        return load(self.words, tile, block, term, (0, MOST), (0, self.size), name="four")
 
-    def _copied(self, tile: Dim, block: Dim, row: Dim) -> None:
-        """Digits are terms."""
-        for digit in range(self.count):
-            found = load(self.x.words, MOST * tile + row, ((block * self.count + digit) * _WORDS, _WORDS), name="four")
-            store(found, self.words, tile, block, digit, row, (0, _WORDS))
+    def _make(self, row: Dim, block: Dim, into: tuple[Value, Value], front: tuple[Dim, ...], behind: tuple[Dim, ...]) -> None:
+        """The terms of a row and a block, to words or bytes at a place that has the term's number in between."""
+        if self.wide:
+            self._split(row, block, into[1], front, behind)
+            return
+        for digit in range(self.count):  # digits are terms
+            found = load(self.x.words, row, ((block * self.count + digit) * _WORDS, _WORDS), name="four")
+            store(found, into[0], *front, digit, *behind, (0, _WORDS))
 
     def _constants(self) -> None:
         self.byte, self.twice = number(8, i32, "byte"), number(16, i32, "twice")
         self.bits, self.half = number(TERM_BITS, i32, "bits"), number(1 << TERM_BITS - 1, i32, "half")
         self.four, self.low = number(4, i32, "four"), number(15, i32, "low")
 
-    def _split(self, tile: Dim, block: Dim, row: Dim) -> None:
+    def _split(self, row: Dim, block: Dim, bytes_: Value, front: tuple[Dim, ...], behind: tuple[Dim, ...]) -> None:
         """Three digits of the activations of a block as two numbers: the rest below 2**11, and what is left of them over 2**12."""
-        x = self.x
-        place = MOST * tile + row
         wide = VectorType(i32, (BLOCK,))
-        found = [load(x.bytes, place, ((block * 3 + digit) * BLOCK, BLOCK), name="digit") for digit in range(3)]
+        found = [load(self.x.bytes, row, ((block * 3 + digit) * BLOCK, BLOCK), name="digit") for digit in range(3)]
         d0, d1, d2 = (extsi(digit, result_type=wide) for digit in found)
         whole = addi(addi(shli(d2, self.twice), shli(d1, self.byte)), d0, name="whole")
         high = shrsi(addi(whole, self.half), self.bits, name="high")
         for term, some in enumerate((subi(whole, shli(high, self.bits), name="rest"), high)):
             for part, value in enumerate((andi(some, self.low), shrsi(some, self.four))):
-                store(trunci(value, result_type=VectorType(i8, (BLOCK,))), self.bytes, tile, block, term, row, (part * BLOCK, BLOCK))
+                store(trunci(value, result_type=VectorType(i8, (BLOCK,))), bytes_, *front, term, *behind, (part * BLOCK, BLOCK))
 
 
 class Tiles:
@@ -124,27 +137,29 @@ class Tiles:
 
     def add(self, start: Dim, count: int) -> None:
         """Adds blocks from ``start`` on, which are block 0 and so on of the source."""
-        total, end = self.product.x.rows, _GROUP * self.group + _GROUP
+        terms, begin = self.terms, _GROUP * self.group
 
-        def tile(t: Dim) -> None:
+        def rows(tile: Dim | None, first: Dim, stop: Dim, size: int) -> None:
             if start == 0:
-                self._ask_for_results(t)
-            self._multiply(t, start, count)
-            begin, stop = MOST * t, least("stop", MOST * t + MOST, total)
-            whole = begin + _JOINED * floordiv(stop - begin, _JOINED)
-            loop("row", begin, whole, _JOINED, lambda row: self._join(t, row, _JOINED, start, count), tag="join")
-            if not isinstance(total, int) or total % _JOINED:
-                loop("row", whole, stop, 1, lambda row: self._join(t, row, 1, start, count), tag="join")
+                self._ask_for_results(first)
+            self._multiply(tile, start, count)
+            loop("row", first, stop, size, lambda row: self._join(first, row, size, start, count), tag="join")
 
-        loop("tile", _GROUP * self.group, least("tiles", self.terms.tiles, end), 1, tile, tag="tiles")
+        def whole(t: Dim) -> None:
+            first = terms.left + MOST * t
+            rows(t, first, first + MOST, _JOINED)
 
-    def _ask_for_results(self, tile: Dim) -> None:
-        """Hints for the lines that the first sums are stored to: nobody has touched them lately."""
+        loop("tile", begin, least("tiles", terms.tiles, begin + _GROUP), 1, whole, tag="tiles")
+        if terms.left != 0:  # with the first group
+            loop("rest", self.group, least("any", 1, terms.left), 1, lambda _: rows(None, 0, terms.left, 1), tag="rest")
+
+    def _ask_for_results(self, first: Dim) -> None:
+        """Hints for the lines that the first sums of a tile are stored to: nobody has touched them lately."""
         place = ROWS * self.panel, ROWS
-        loop("row", MOST * tile, MOST * tile + MOST, 1, lambda row: prefetch(self.product.out, row, place, write=True), tag="ask")
+        loop("row", first, first + MOST, 1, lambda row: prefetch(self.product.out, row, place, write=True), tag="ask")
 
-    def _multiply(self, tile: Dim, start: Dim, count: int) -> None:
-        """The products of all blocks."""
+    def _multiply(self, tile: Dim | None, start: Dim, count: int) -> None:
+        """The products of all blocks with a tile (None: with what tiles leave over)."""
         terms, size = self.terms, self.terms.size
 
         def block(b: Dim) -> None:
@@ -153,19 +168,19 @@ class Tiles:
             for low in range(0, terms.count, _AT_ONCE):
                 made = []
                 for term in range(low, min(low + _AT_ONCE, terms.count)):
-                    four = load(terms.words, tile, start + b, term, (0, MOST), (0, size), name="four")
+                    four = terms.of_tile(tile, start + b, term)
                     made += [(dot4(four, n, name=f"exact.{term}"), term, c) for c, n in zip(columns, numbers, strict=True)]
                 for exact, term, column in made:
                     store(exact, self.exact, b, term, (0, MOST), (column, MOST))
 
         loop("block", 0, count, 1, block, tag="multiply")
 
-    def _join(self, tile: Dim, row: Dim, rows: int, start: Dim, count: int) -> None:
-        """Adds what waits to the sums of some rows of a tile."""
+    def _join(self, first: Dim, row: Dim, rows: int, start: Dim, count: int) -> None:
+        """Adds what waits to the sums of some rows of a tile, whose first row is given."""
         product = self.product
 
         def block(b: Dim, sums: Value) -> Value:
-            exact = [load(self.exact, b, n, (row - MOST * tile, rows), (0, ROWS), name=f"exact.{n}") for n in range(self.terms.count)]
+            exact = [load(self.exact, b, n, (row - first, rows), (0, ROWS), name=f"exact.{n}") for n in range(self.terms.count)]
             if product.weights.format.offset:
                 exact = [addi(x, less) for x, less in zip(exact, self._taken_away(start + b, row, rows), strict=True)]
             return product.join(exact, self.source, b, start + b, row, rows, 0, ROWS, sums, wide=self.terms.wide)
