@@ -24,7 +24,7 @@ from dialects.vector import dot4
 from ir.core import Value
 from ir.dims import Dim, ceildiv, floordiv, mod
 from ir.types import DType, MemRefType, VectorType, i8, i32
-from passes.loops._blocks import alloc, least, load, loop, number, parallel, prefetch, store
+from passes.loops._blocks import LINE, alloc, least, load, loop, number, parallel, prefetch, store
 
 if TYPE_CHECKING:
     from passes.loops._digits import Activations, Product, Unpacked, Weights
@@ -147,16 +147,24 @@ class Tiles:
 
         def whole(t: Dim) -> None:
             first = terms.left + MOST * t
+            self._ask_for_weights(t - begin, start, count)
             rows(t, first, first + MOST, _JOINED)
 
         loop("tile", begin, least("tiles", terms.tiles, begin + _GROUP), 1, whole, tag="tiles")
         if terms.left != 0:  # with the first group
             loop("rest", self.group, least("any", 1, terms.left), 1, lambda _: rows(None, 0, terms.left, 1), tag="rest")
 
+    def _ask_for_weights(self, part: Dim, start: Dim, count: int) -> None:
+        """Hints for one of as many parts of the next panel's blocks as there are tiles in a group: all at once would wait for each other."""
+        packed, size = self.product.weights.packed, self.product.weights.format.bytes
+        lines = -(-count * size // (LINE * _GROUP))
+        for line in range(lines):
+            prefetch(packed, self.panel + 1, start, LINE * (lines * part + line), locality=2)
+
     def _ask_for_results(self, first: Dim) -> None:
         """Hints for the lines that the first sums of a tile are stored to: nobody has touched them lately."""
         place = ROWS * self.panel, ROWS
-        loop("row", first, first + MOST, 1, lambda row: prefetch(self.product.out, row, place, write=True), tag="ask")
+        loop("row", first, first + MOST, 1, lambda row: prefetch(self.product.out, row, place, locality=2, write=True), tag="ask")
 
     def _multiply(self, tile: Dim | None, start: Dim, count: int) -> None:
         """The products of all blocks with a tile (None: with what tiles leave over)."""

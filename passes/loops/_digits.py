@@ -174,12 +174,13 @@ class Unpacked(Source):
         self.numbers = alloc("numbers", i32, blocks, (1 + wide) * WORDS, ROWS)
         self.parts = alloc("factors", f32, blocks, 1 + format_.minimum, ROWS)
 
-    def fill(self, source: Packed, start: Dim, count: Dim, columns: int) -> None:
-        """Unpacks blocks from one on; those of the next panel are asked for meanwhile, as they are far away."""
+    def fill(self, source: Packed, start: Dim, count: Dim, columns: int, hints: bool) -> None:
+        """Unpacks blocks from one on; with ``hints`` those of the next panel are asked for meanwhile, as they are far away."""
         weights = source.weights
 
         def block(b: Dim) -> None:
-            prefetch(weights.packed, source.panel + 1, start + b, (0, weights.format.bytes), locality=2)
+            if hints:
+                prefetch(weights.packed, source.panel + 1, start + b, (0, weights.format.bytes), locality=2)
             for column in range(0, ROWS, columns):
                 for word, found in source.words(start + b, column, columns):
                     store(found, self.numbers, b, word, (column, columns))
@@ -244,7 +245,7 @@ class Product:
             tiles = Tiles(self, terms, unpacked, p, group) if terms is not None else None
 
             def piece(start: Dim, count: int) -> None:
-                unpacked.fill(source, start, count, self.shape.columns)
+                unpacked.fill(source, start, count, self.shape.columns, hints=tiles is None)
                 if tiles is not None:
                     tiles.add(start, count)
                 else:
