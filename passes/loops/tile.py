@@ -228,7 +228,7 @@ def _reads_lines(loop: Operation) -> bool:
     at = variable(loop)
     inner = [variable(op) for op in loop.walk() if op is not loop and is_loop(op)]
     for op in loop.walk():
-        for access in accesses(op) if op.name == "memref.load" else ():
+        for access in [a for a in accesses(op) if a.indices] if op.name == "memref.load" else ():
             *outer, last = access.indices
             if depends_on(last.expr, [at]) and any(depends_on(i.expr, inner) for i in outer) and stored_tensor(access.buffer) is None:
                 return True
@@ -239,7 +239,7 @@ def _reads_across(loop: Operation) -> bool:
     """Whether some load inside finds its elements one line apart, with the lines along a loop inside."""
     at = variable(loop)
     for op in loop.walk():
-        for access in accesses(op) if op.name == "memref.load" else ():
+        for access in [a for a in accesses(op) if a.indices] if op.name == "memref.load" else ():
             *outer, last = access.indices
             along = any(depends_on(last.expr, [variable(inner)]) for inner in loop.walk() if inner is not loop and is_loop(inner))
             if along and not depends_on(last.expr, [at]) and any(depends_on(i.expr, [at]) for i in outer):

@@ -58,7 +58,7 @@ def test_text() -> None:
 def test_text_of_a_carrying_loop() -> None:
     text = print_module(optimize(total("N"), "tile{loop=reduce, size=16, outer=blocks}"))
     assert headers(text)[:2] == [
-        '%sum, %count = scf.for(%it = 0 to N step 16, %acc.1 = %zero, %c.1 = %one, tag="blocks")',
+        '%sum, %count = scf.for(%it = 0 to N step 16, %acc.1 = %zero, %c.1 = %single, tag="blocks")',
         '%sum.t, %count.t = scf.for(%i = %it to min(%it+16, N), %acc = %acc.1, %c = %c.1, tag="reduce")',
     ]
 
@@ -218,3 +218,11 @@ def test_versions_of_unknown_columns(m: str, n: str, k: str, asked: list[str]) -
     known = {"M": (8,), "N": (48, 54, 50), "K": (1,)}
     for rows, columns, steps in itertools.product(*(known.get(s, (int(s) if s.isdigit() else 0,)) for s in (m, n, k))):
         assert_same_runs(load(text), after, [((rows, steps), (steps, columns), (columns,))])
+
+
+def test_a_single_number_is_no_line() -> None:
+    """A load without indices in a nest with open sizes."""
+    text = matmul("M", "N", "K").replace("  %A = ", "  %single = memref.alloc() : memref<f32[]>\n  %A = ", 1)
+    text = text.replace("        %x = ", "        %o = memref.load(%single[]) : f32\n        %x = ", 1)
+    assert "memref.load(%single[])" in text
+    assert "scf.if" in print_module(optimize(text, "tile{loop=n, size=[4, 6, 4], outside=m, rounds=8, versions=9}"))
