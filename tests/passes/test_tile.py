@@ -58,7 +58,7 @@ def test_text() -> None:
 def test_text_of_a_carrying_loop() -> None:
     text = print_module(optimize(total("N"), "tile{loop=reduce, size=16, outer=blocks}"))
     assert headers(text)[:2] == [
-        '%sum, %count = scf.for(%it = 0 to N step 16, %acc.1 = %zero, %c.1 = %single, tag="blocks")',
+        '%sum, %count = scf.for(%it = 0 to N step 16, %acc.1 = %zero, %c.1 = %one, tag="blocks")',
         '%sum.t, %count.t = scf.for(%i = %it to min(%it+16, N), %acc = %acc.1, %c = %c.1, tag="reduce")',
     ]
 
