@@ -176,10 +176,12 @@ class Native:
 
 
 def has_no_code(module: Module) -> bool:
-    """Whether some value has no type, or a dimension that is not known, or a result is a buffer: no machine code then."""
+    """Whether some value has no type, or a dimension that is not known, or a result is a buffer, or there are kernels: no machine code then."""
     if any(not isinstance(t, TensorType) for g in module.graphs.values() for t in g.result_types):
         return True
     for op in module.walk():
+        if op.definition.dialect == "gpu":
+            return True
         for value in (*op.operands, *op.results):
             type_ = value.type
             if not hasattr(type_, "dtype") or any(isinstance(d, UnknownDim) for d in getattr(type_, "shape", ())):

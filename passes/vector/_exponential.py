@@ -30,23 +30,15 @@ TANH = (-0.33333060145378113, 0.13314810395240784, -0.05036460980772972)
 def exp(kit: Kit, x: Value, *, decaying: bool = False) -> Value:
     """Limits first: what is beyond them overflows or is 0 anyway.
 
-    For x <= 0 one power of two is enough, as it can be made 2**40 times too large.  What is 0, as of hidden scores that are -inf, is
-    chosen and not computed: where a product underflows, machines take a hundred times as long.
+    For x <= 0 one power of two is enough, with a polynomial that is 2**30 times too small: their product is rounded once, denormal or not.
+    From -109 on that power is 0: what is hidden, as scores that are -inf, underflows nowhere, which takes machines a hundred times as long.
     """
     if decaying:
-        zero = kit.f(0.0, "zero")
-        gone = cmpf(x, kit.f(-104.0, "exp_low"), predicate="lt")
-        found = mulf(shifted_exp(kit, select(gone, zero, x), 40), kit.f(2.0**-40, "two_40_inverse"))
-        return select(gone, zero, found)  # type: ignore[no-any-return]
+        r, bits = reduced(kit, kit.at_least(x, -109.0, "exp_low"), 127 + 30)
+        return mulf(kit.polynomial(r, [c * 2.0**-30 for c in EXP], "exp"), kit.power_of_two(bits))  # type: ignore[no-any-return]
     limited = kit.at_least(x, -104.0, "exp_low")
     r, bits = reduced(kit, kit.at_most(limited, 89.0, "exp_high"), 254)
     return kit.scaled(kit.polynomial(r, EXP, "exp"), bits)
-
-
-def shifted_exp(kit: Kit, x: Value, shift: int) -> Value:
-    """2**shift * exp(x) where that is no denormal and does not overflow."""
-    r, bits = reduced(kit, x, 127 + shift)
-    return mulf(kit.polynomial(r, EXP, "exp"), kit.power_of_two(bits))  # type: ignore[no-any-return]
 
 
 def reduced(kit: Kit, x: Value, bias: int) -> tuple[Value, Value]:

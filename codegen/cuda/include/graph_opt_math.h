@@ -21,14 +21,12 @@ GO_DEVICE float go_exp(float x)
 /* for x of at most 0 */
 GO_DEVICE float go_exp_decaying(float x)
 {
-  const bool cmpf = x < -104.0f;
-  const float select = cmpf ? 0.0f : x;
-  const int bitcast = go_as_int(fmaf(select, 1.442695f, 1.2583079e+07f));
-  const float subf = go_as_float(bitcast) - 1.2583079e+07f;
+  const float select = x < -109.0f ? -109.0f : x;
+  const int bitcast = go_as_int(fmaf(select, 1.442695f, 1.2583069e+07f));
+  const float subf = go_as_float(bitcast) - 1.2583069e+07f;
   const float fma_ = fmaf(subf, 1.9046542e-09f, fmaf(subf, -0.6931472f, select));
-  const float fma_1 = fmaf(fmaf(fmaf(fmaf(fmaf(0.0013821302f, fma_, 0.008368668f), fma_, 0.04166826f), fma_, 0.16666521f), fma_, 0.49999994f), fma_, 1.0f);
-  const float mulf = fmaf(fma_1, fma_, 1.0f) * go_as_float(go_shl_i32(bitcast, 23)) * 9.094947e-13f;
-  return cmpf ? 0.0f : mulf;
+  const float fma_1 = fmaf(fmaf(fmaf(fmaf(fmaf(1.2872091e-12f, fma_, 7.7939296e-12f), fma_, 3.880659e-11f), fma_, 1.5521907e-10f), fma_, 4.6566123e-10f), fma_, 9.313226e-10f);
+  return fmaf(fma_1, fma_, 9.313226e-10f) * go_as_float(go_shl_i32(bitcast, 23));
 }
 
 GO_DEVICE float go_expm1(float x)
