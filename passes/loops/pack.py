@@ -38,7 +38,7 @@ from passes.loops._panels import Panels, pack_stored, pack_tile, pack_when_run, 
 from passes.loops._versions import answers, is_chosen_by, nest_of, two_versions
 
 NEAR = 512 * 1024
-"""Bytes of a panel that a thread keeps for itself; the caches that are near hold it."""
+"""Bytes of panels that a thread keeps for itself; the caches that are near hold them."""
 
 FAR = 2048
 """Bytes from one line to the next from which on reading down a column is slow."""
@@ -135,6 +135,7 @@ class _Packing:
         self.near: dict[tuple[Value, Panels, Operation, DType], Value] = {}
         self.made: dict[tuple[Value, Type, Panels, Operation | None], Value] = {}
         self.replaced: dict[Value, None] = {}
+        self.sharing: dict[Operation, int] = {}
 
     def make_versions(self, loops: Sequence[Operation]) -> None:
         """Two versions of every nest that gains by packing only if it turns out to have many rows, or panels that a near cache holds."""
@@ -155,7 +156,7 @@ class _Packing:
             place = find_places(load, access, column, width)
             if place is not None and isinstance(access.buffer.type, MemRefType) and self._has_rows(load, variable(tiles), column):
                 panels = Panels(*place, width)
-                room = _room(load, access, panels, column, tiles)
+                room = self._lines_left(load, access, panels, column, tiles)
                 if isinstance(room, DimExpr) and panels.fit(access.buffer.type):
                     yield room
 
@@ -204,7 +205,7 @@ class _Packing:
         if not panels.fit(access.buffer.type) or is_written(access.buffer, nest):
             return False
         many = not self.stored_only and self._has_rows(load, tile, column)
-        room = None if self.stored_only else _room(load, access, panels, column, _loop_of(tile))
+        room = None if self.stored_only else self._lines_left(load, access, panels, column, _loop_of(tile))
         near = room is not None and (room >= 0 if isinstance(room, int) else answers(load, room, 0) is True)
         turned = near and panels.crosswise and rows_between(tile, column) != 1  # as few rows as there may be
         if near and (many or turned):
@@ -222,11 +223,32 @@ class _Packing:
         if key not in self.near:
             bounds, lines = single_range(_loop_of(column)), access.buffer.type.shape[panels.step]  # type: ignore[union-attr]
             assert bounds is not None
-            most = lines if isinstance(lines, int) else _most_lines(load, panels)
+            most = lines if isinstance(lines, int) else self._most_lines(load, panels, _loop_of(tile))
             self.near[key] = pack_tile(access.buffer, panels, _loop_of(tile), bounds.stop, most, read_dtype(load))
         places = (access.indices[panels.step], IndexExpr(value_symbol(column) - value_symbol(tile)))
         _read_wide(load, Access(self.near[key], places))
         self.replaced[access.buffer] = None
+
+    def _lines_left(self, load: Operation, access: Access, panels: Panels, column: Value, tiles: Operation) -> Dim | None:
+        """How many lines more a near panel has room for; None where none can be made in each round of a loop over tiles.
+
+        That can be done for a matrix that is read at the tile's own columns.
+        """
+        type_ = access.buffer.type
+        assert isinstance(type_, MemRefType)
+        if tiles.name != "scf.parallel" or len(type_.shape) != 2 or stored_tensor(access.buffer) is not None:
+            return None
+        own = access.indices[panels.column].expr == value_symbol(column)
+        return self._most_lines(load, panels, tiles) - type_.shape[panels.step] if own else None
+
+    def _most_lines(self, load: Operation, panels: Panels, tiles: Operation) -> int:
+        """The lines of a near panel; all that a round makes share the room."""
+        if tiles not in self.sharing:
+            found = (
+                (access.buffer, find_places(op, access, column, width)) for op, column, width in self.candidates(tiles) for access in accesses(op)
+            )
+            self.sharing[tiles] = max(1, len({(buffer, place) for buffer, place in found if place is not None and stored_tensor(buffer) is None}))
+        return NEAR // (panels.width * read_dtype(load).itemsize * self.sharing[tiles])
 
     def _has_rows(self, load: Operation, tile: Value, column: Value) -> bool:
         if self.rows == 0:
@@ -285,22 +307,6 @@ def rows_between(tile: Value, column: Value) -> Dim | None:
             rows = rows * size
         loop = parent(loop)
     return rows
-
-
-def _room(load: Operation, access: Access, panels: Panels, column: Value, tiles: Operation) -> Dim | None:
-    """How many lines more a near panel has room for; None where none can be made in each round of a loop over tiles.
-
-    That can be done for a matrix that is read at the tile's own columns.
-    """
-    type_ = access.buffer.type
-    assert isinstance(type_, MemRefType)
-    if tiles.name != "scf.parallel" or len(type_.shape) != 2 or stored_tensor(access.buffer) is not None:
-        return None
-    return _most_lines(load, panels) - type_.shape[panels.step] if access.indices[panels.column].expr == value_symbol(column) else None
-
-
-def _most_lines(load: Operation, panels: Panels) -> int:
-    return NEAR // (panels.width * read_dtype(load).itemsize)
 
 
 def _is_widened(load: Operation) -> bool:

@@ -309,3 +309,14 @@ def test_machine_code_of_all_versions(threads: int, monkeypatch: pytest.MonkeyPa
         assert y.shape == (m, n) and np.allclose(y, x @ w, atol=1e-4)
         for row in (0, m // 2, m - 1):
             assert same_bits(multiply(x[row : row + 1], w)[0], y[row]), (m, k, n, row)
+
+
+@pytest.mark.parametrize(("m", "k"), [("M", "K"), ("64", "2048")])
+def test_two_panels_share_the_room(m: str, k: str) -> None:
+    """Gate and up: both panels of a round together are near, and on the stack."""
+    text = f"graph @main(%x: f32[{m}, {k}], %g: f32[{k}, N], %u: f32[{k}, N]) -> f32[{m}, N] {{\n  %a = matmul(%x, %g)\n  %b = matmul(%x, %u)\n"
+    multiply = graph_opt.compile(graph_opt.parse(text + "  %s = silu(%a)\n  %y = mul(%s, %b)\n  return %y\n}\n"))
+    rng = np.random.default_rng(0)
+    x, g, u = (rng.standard_normal(s, dtype=np.float32) / 9 for s in ((64, 2048), (2048, 512), (2048, 512)))
+    a = x @ g
+    assert np.allclose(multiply(x, g, u), a / (1 + np.exp(-a)) * (x @ u), atol=1e-4)
