@@ -10,7 +10,7 @@ import platform
 
 from codegen.llvm.helpers import X86
 from codegen.llvm.writer import Writer
-from dialects._tiles import is_tile
+from dialects._tiles import tile_shape
 from ir.core import Operation, Value
 from ir.types import VectorType
 
@@ -22,8 +22,17 @@ FEATURE = "amx-int8"
 
 
 def in_tiles(w: Writer, op: Operation) -> bool:
-    """Whether a load, store or product is one of tiles, on a processor that has them."""
-    return FEATURE in w.unit.features and platform.machine().lower() in X86 and is_tile(op)
+    """Whether a load, store or product is one of tiles, on a processor that has them.
+
+    A function has tiles of the shapes of its first product alone: its registers are configured once, and LLVM does not return when they
+    don't suffice for all shapes.
+    """
+    if FEATURE not in w.unit.features or platform.machine().lower() not in X86:
+        return False
+    shape = tile_shape(op)
+    if shape is not None and w.tile_shape is None:
+        w.tile_shape = shape
+    return shape is not None and shape == w.tile_shape
 
 
 def matrix_shape(value: Value) -> tuple[int, int]:

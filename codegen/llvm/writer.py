@@ -124,6 +124,9 @@ class Writer:
         self.sites: list[Site] = []
         self.stack: list[str] = []
         self.stack_bytes = 0
+        self.slots: list[list[tuple[int, str]]] = [[]]  # memory on the stack by the open region that has it
+        self.free_slots: list[tuple[int, str]] = []  # of regions that are closed: later ones take it over
+        self.tile_shape: tuple[int, int, int] | None = None  # of the products of matrices that are in registers of their own
         self.count = 0
         self.block = "entry"
 
@@ -383,10 +386,12 @@ class Writer:
         before: list[Line] = []
         self.code.append(before)
         self.levels.append(Level(before))
+        self.slots.append([])
 
     def close(self) -> None:
         """Ends a region."""
         self.levels.pop()
+        self.free_slots += self.slots.pop()
 
     def loop(
         self, variable: Value, bounds: tuple[Poly, Poly, Poly], carried: Sequence[tuple[Value, str, str]], body: Callable[[], Sequence[str]],
@@ -508,19 +513,26 @@ class Writer:
         return self.stack_buffer(op, type_)
 
     def stack_buffer(self, op: Operation, type_: MemRefType) -> str:
-        """Memory for a buffer of static size, kept for the whole call."""
+        """Memory for a buffer of static size, kept until the region ends."""
         size = type_.dtype.itemsize
         for dim in type_.shape:
             if not isinstance(dim, int):
                 raise GraphError(Diagnostic(f"codegen: {type_} inside a loop has no static size", op.loc, "allocate it outside of the loops"))
             size *= dim
         size = max(64, -(-size // 64) * 64)
+        free = [slot for slot in self.free_slots if slot[0] >= size]
+        if free:
+            slot = min(free)
+            self.free_slots.remove(slot)
+            self.slots[-1].append(slot)
+            return slot[1]
         self.stack_bytes += size
         if self.stack_bytes > MAX_STACK:
             message = f"codegen: the buffers inside of this loop need {self.stack_bytes} bytes on the stack, the limit is {MAX_STACK}"
             raise GraphError(Diagnostic(message, op.loc, "allocate large buffers outside of the loops"))
         name = f"%s{len(self.stack)}"
         self.stack.append(f"  {name} = alloca [{size} x i8], align 64")
+        self.slots[-1].append((size, name))
         return name
 
     # -- vectors ---------------------------------------------------------------------------------------------------

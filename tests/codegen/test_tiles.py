@@ -10,6 +10,7 @@ import pytest
 
 from codegen.cuda.emit import emit_program
 from codegen.llvm import jit
+from codegen.llvm.tiles import FEATURE
 from dialects._tiles import is_tile
 from dialects.vector import dot4
 from ir.core import Module
@@ -102,6 +103,62 @@ def test_tiles_stay_whole() -> None:
     assert sum(is_tile(op) for op in module.walk()) == 4
     PassManager(load_pipeline("unroll-vectors")).run(module)
     assert sum(is_tile(op) for op in module.walk()) == 4
+
+
+def loop_of(lines: str) -> Module:
+    """Lines in a loop of one round, over buffers that are larger than all tiles."""
+    return main_program(
+        "%A: memref<i32[32, 32]>, %B: memref<i32[32, 32]>, %C: memref<i32[128, 128]>", f"scf.for(%n = 0 to 1) {{\n{lines}\nyield\n}}"
+    )
+
+
+def one_product(number: int, rows: int, words: int, columns: int) -> str:
+    """Loads, a product and a store; the results of different numbers are apart."""
+    return f"""%a{number} = vector.load(%A[{number}:+{rows}, 0:+{words}]) : vector<i32[{rows}, {words}]>
+        %b{number} = vector.load(%B[0:+{words}, {number}:+{columns}]) : vector<i32[{words}, {columns}]>
+        %c{number} = vector.dot4(%a{number}, %b{number}) : vector<i32[{rows}, {columns}]>
+        vector.store(%c{number}, %C[{16 * number}:+{rows}, {16 * number}:+{columns}])"""
+
+
+def run_loop(module: Module) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+    """Both factors, and what machine code stores, with its text."""
+    rng = np.random.default_rng(5)
+    a, b = (rng.integers(-(2**31), 2**31, (32, 32)).astype(np.int32) for _ in range(2))
+    native = NativeGraph(module, module.main, features=jit.host_features(), level=2)
+    (found,) = outputs(module, native.run, [a, b, np.zeros((128, 128), np.int32)])[-1:]
+    return a, b, found, native.native.text
+
+
+def test_a_function_has_tiles_of_one_shape() -> None:
+    """Those of the first product: other ones, of which processors have too few registers, are written row by row."""
+    shapes = [(16, 16, 16), (15, 15, 15), (14, 14, 14), (16, 16, 16), (3, 2, 1)]
+    module = loop_of("\n".join(one_product(n, *shape) for n, shape in enumerate(shapes)))
+    assert sum(is_tile(op) for op in module.walk()) == 4 * len(shapes)
+    a, b, found, text = run_loop(module)
+    assert text.count("= call x86_amx @llvm.x86.tdpbsud") == (2 if FEATURE in jit.host_features() else 0)
+    for n, (rows, words, columns) in enumerate(shapes):
+        expected = product(a[n : n + rows, :words], b[:words, n : n + columns]).astype(np.int32)
+        assert np.array_equal(found[16 * n : 16 * n + rows, 16 * n : 16 * n + columns], expected), n
+
+
+def test_a_matrix_times_itself_is_no_tile() -> None:
+    """Both factors would be one register, which processors refuse."""
+    module = loop_of(one_product(0, 16, 16, 16).replace("vector.dot4(%a0, %b0)", "vector.dot4(%a0, %a0)"))
+    assert not any(is_tile(op) for op in module.walk() if op.definition.full_name == "vector.dot4")
+    a, _, found, text = run_loop(module)
+    assert "tdpbsud" not in text
+    assert np.array_equal(found[:16, :16], product(a[:16, :16], a[:16, :16]).astype(np.int32))
+
+
+@pytest.mark.parametrize(("count", "tiles"), [(64, True), (65, False)])
+def test_many_products_that_share_what_they_read(count: int, tiles: bool) -> None:
+    lines = [one_product(0, 2, 2, 2).replace("%c0", "%c00")]
+    lines += [f"%d{n} = vector.dot4(%a0, %b0) : vector<i32[2, 2]>\nvector.store(%d{n}, %C[{n}:+2, 8:+2])" for n in range(1, count)]
+    module = loop_of("\n".join(lines))
+    assert any(is_tile(op) for op in module.walk()) == tiles
+    a, b, found, _ = run_loop(module)
+    assert np.array_equal(found[:2, :2], product(a[:2, :2], b[:2, :2]).astype(np.int32))
+    assert np.array_equal(found[count - 1 : count + 1, 8:10], found[:2, :2])
 
 
 KERNEL = """graph @main(%A: memref<i32[64, 3, 5]>, %B: memref<i32[64, 5, 2]>, %C: memref<i32[64, 3, 2]>) {
