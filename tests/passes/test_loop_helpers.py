@@ -65,7 +65,7 @@ def test_variables_of_loops_are_not_negative() -> None:
 
 
 def test_layouts_read_back_as_they_were_written() -> None:
-    module = optimize(matmul("M", "97", "K"), "tile{loop=n, size=48, outside=m},tile{loop=m, size=8},peel,pack{stored_only=false}")
+    module = optimize(matmul("M", "97", "K"), "tile{loop=n, size=48, outside=m},tile{loop=m, size=8},pack{stored_only=false},peel")
     text = print_module(module)
     for op in module.walk():
         if has_layout(op):
