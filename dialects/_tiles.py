@@ -15,7 +15,6 @@ from ir.types import VectorType
 MOST = 16
 """Rows of a tile, and words of a row."""
 
-
 _SHARING = 64
 """Products that share what they read are tiles up to so many: more are not looked at."""
 

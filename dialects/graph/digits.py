@@ -16,6 +16,8 @@ from ir.types import TensorType, f32, i8, i32, u8
 
 BLOCK = 32
 """Elements of a row that share a scale."""
+WORDS = BLOCK // 4
+"""Words of four digits in a block."""
 ROWS = 32
 """Rows of a panel: what is packed together."""
 LARGEST = {1: 127, 2: 32639, 3: 8355000}

@@ -22,7 +22,7 @@ from dialects.arith.comparison import cmpi, select
 from dialects.arith.dot import dot4
 from dialects.arith.floats import mulf
 from dialects.arith.integers import addi, muli
-from dialects.graph.digits import BLOCK, ROWS
+from dialects.graph.digits import BLOCK, ROWS, WORDS
 from dialects.math.exact import fma
 from dialects.vector import extract
 from ir.core import Value
@@ -49,7 +49,7 @@ from passes.gpu._kernels import (
 )
 from passes.linalg._bodies import check, to_index
 from passes.loops._blocks import buffer_type, filled, least, load, loop, number, reshaped, store
-from passes.loops._digits import WORDS, Activations, Weights, joined
+from passes.loops._digits import Activations, Weights, joined
 from passes.loops._loops import value_symbol
 from passes.loops._packed import Values
 from passes.loops._split import Split

@@ -18,7 +18,7 @@ from dialects._tiles import MOST
 from dialects.arith.bits import andi, shli, shrsi
 from dialects.arith.cast import extsi, trunci
 from dialects.arith.integers import addi, muli, subi
-from dialects.graph.digits import BLOCK, ROWS
+from dialects.graph.digits import BLOCK, ROWS, WORDS
 from dialects.memref import view
 from dialects.vector import dot4
 from ir.core import Value
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 TERM_BITS = 12
 """Bits of a number that a tile holds in two bytes."""
-_WORDS = BLOCK // 4
 _GROUP = 8
 """Tiles of rows that go through all panels, one panel after the other, before the next ones do: the next cache holds their terms."""
 _JOINED = 8
@@ -42,11 +41,6 @@ _NEAR = 36 << 10
 """Bytes of what is read and what waits at a time: three quarters of a cache of 48 KiB."""
 
 
-def is_wide(digits: int, weights: Weights) -> bool:
-    """Whether activations are two numbers of 12 bits."""
-    return digits == 3 and weights.format.bits == 4
-
-
 class Terms:
     """The terms of 16 rows or more, in memory that has so many bytes for each row.
 
@@ -55,8 +49,8 @@ class Terms:
     """
 
     def __init__(self, x: Activations, weights: Weights) -> None:
-        self.x, self.wide = x, is_wide(x.digits, weights)
-        self.count, self.size = (2, 2 * _WORDS) if self.wide else (x.digits, _WORDS)
+        self.x, self.wide = x, x.digits == 3 and weights.format.bits == 4
+        self.count, self.size = (2, 2 * WORDS) if self.wide else (x.digits, WORDS)
         self.blocks, self.tiles, self.left = weights.blocks, floordiv(x.rows, MOST), mod(x.rows, MOST)
         self.groups = ceildiv(self.tiles, _GROUP)
         row = self.blocks * self.count * 4 * self.size
@@ -66,11 +60,12 @@ class Terms:
             words = 4 * self.size if dtype == i8 else self.size
             return view(memory, offset=offset, result_type=MemRefType(dtype, (*shape, words)), name=f"terms.{name}")  # type: ignore[no-any-return]
 
-        tiles = self.tiles, self.blocks, self.count, MOST
-        self.words, self.bytes = (seen(dtype, name, self.left * row, *tiles) for dtype, name in ((i32, "words"), (i8, "bytes")))
+        tiles, rows = (self.tiles, self.blocks, self.count, MOST), (x.rows, self.blocks, self.count)
+        self.words = seen(i32, "words", self.left * row, *tiles)
+        self.made = seen(i8, "bytes", self.left * row, *tiles) if self.wide else self.words
         if self.left != 0:
-            rows = x.rows, self.blocks, self.count
-            self.rest, self.rest_bytes = (seen(dtype, name, 0, *rows) for dtype, name in ((i32, "rest"), (i8, "rest.bytes")))
+            self.rest = seen(i32, "rest", 0, *rows)
+            self.rest_made = seen(i8, "rest.bytes", 0, *rows) if self.wide else self.rest
 
     def fill(self) -> None:
         """Makes them, tile by tile, and row by row what is left over."""
@@ -79,12 +74,12 @@ class Terms:
 
         def tile(t: Dim) -> None:
             def rows(b: Dim) -> None:
-                loop("row", 0, MOST, 1, lambda r: self._make(self.left + MOST * t + r, b, (self.words, self.bytes), (t, b), (r,)), tag="terms")
+                loop("row", 0, MOST, 1, lambda r: self._make(self.left + MOST * t + r, b, self.made, (t, b), (r,)), tag="terms")
 
             loop("block", 0, self.blocks, 1, rows, tag="terms")
 
         def row(r: Dim) -> None:
-            loop("block", 0, self.blocks, 1, lambda b: self._make(r, b, (self.rest, self.rest_bytes), (r, b), ()), tag="terms")
+            loop("block", 0, self.blocks, 1, lambda b: self._make(r, b, self.rest_made, (r, b), ()), tag="terms")
 
         parallel([("tile", 0, self.tiles)], tile, tag="terms")
         if self.left != 0:
@@ -96,14 +91,14 @@ class Terms:
             return load(self.rest, (0, MOST), block, term, (0, self.size), name="four")
         return load(self.words, tile, block, term, (0, MOST), (0, self.size), name="four")
 
-    def _make(self, row: Dim, block: Dim, into: tuple[Value, Value], front: tuple[Dim, ...], behind: tuple[Dim, ...]) -> None:
-        """The terms of a row and a block, to words or bytes at a place that has the term's number in between."""
+    def _make(self, row: Dim, block: Dim, into: Value, front: tuple[Dim, ...], behind: tuple[Dim, ...]) -> None:
+        """The terms of a row and a block, as bytes where they are wide, else as words, at a place that has the term's number in between."""
         if self.wide:
-            self._split(row, block, into[1], front, behind)
+            self._split(row, block, into, front, behind)
             return
         for digit in range(self.count):  # digits are terms
-            found = load(self.x.words, row, ((block * self.count + digit) * _WORDS, _WORDS), name="four")
-            store(found, into[0], *front, digit, *behind, (0, _WORDS))
+            found = load(self.x.words, row, ((block * self.count + digit) * WORDS, WORDS), name="four")
+            store(found, into, *front, digit, *behind, (0, WORDS))
 
     def _constants(self) -> None:
         self.byte, self.twice = number(8, i32, "byte"), number(16, i32, "twice")

@@ -19,7 +19,7 @@ from dialects.arith.comparison import cmpi
 from dialects.arith.dot import dot4
 from dialects.arith.floats import mulf
 from dialects.arith.integers import addi, muli
-from dialects.graph.digits import BLOCK, ROWS, Format
+from dialects.graph.digits import BLOCK, ROWS, WORDS, Format
 from dialects.math.exact import fma
 from dialects.memref import view
 from ir.core import Value
@@ -42,8 +42,6 @@ from passes.loops._blocks import (
 )
 from passes.loops._digit_tiles import TERM_BITS, Terms, Tiles
 
-WORDS = BLOCK // 4
-"""Words of four digits in a block."""
 _LOW = 0x0F0F0F0F
 
 
@@ -209,18 +207,19 @@ class Product:
         self.zero, self.nothing = number(0.0, f32, "zero"), number(0, i32, "nothing")
         self.eight, self.base = number(8, i32, "eight"), number(256.0, f32, "base")
         self.offset = number(-weights.format.offset, i32, "offset")
-        many = not isinstance(rows, int) or rows >= max(shape.few, MOST)
+        self.few = max(shape.few, MOST) if shape.tiles else shape.few  # tiles take 16 rows or more
+        many = not isinstance(rows, int) or rows >= self.few
         self.terms = Terms(x, weights) if shape.tiles and many else None
         if self.terms is not None and self.terms.wide:
             self.term = number(float(1 << TERM_BITS), f32, "term")
 
     def build(self) -> None:
         """All loops, for a number of rows that may be open."""
-        rows, shape = self.x.rows, self.shape
+        rows = self.x.rows
         if isinstance(rows, int):
-            (self._many if rows >= shape.few else self._few)()
+            (self._many if rows >= self.few else self._few)()
             return
-        enough = cmpi(index_value("apply", rows, name="rows"), index_value("apply", shape.few, name="few"), predicate="ge")
+        enough = cmpi(index_value("apply", rows, name="rows"), index_value("apply", self.few, name="few"), predicate="ge")
         choose(enough, self._many, self._few)
 
     def _few(self) -> None:

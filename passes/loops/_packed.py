@@ -9,14 +9,14 @@ from dialects.arith.cast import extf, sitofp
 from dialects.arith.comparison import cmpi, select
 from dialects.arith.floats import mulf
 from dialects.arith.integers import addi
-from dialects.graph.digits import BLOCK, ROWS
+from dialects.graph.digits import BLOCK, ROWS, WORDS
 from dialects.math.exact import fma
 from ir.core import Value
 from ir.dims import Dim, floordiv, mod
 from ir.types import ScalarType, VectorType, f32, i32, index
 from passes.linalg._bodies import check, to_index
 from passes.loops._blocks import alloc, buffer_type, filled, index_value, load, loop, number, parallel, reshaped, store
-from passes.loops._digits import WORDS, Packed, Shape, Weights
+from passes.loops._digits import Packed, Shape, Weights
 from passes.loops._loops import value_symbol
 
 

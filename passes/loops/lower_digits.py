@@ -79,7 +79,7 @@ class LowerDigits(Pass):
     near: int = 2560
     """bytes that hints for the nearest cache are ahead of what is read; 0 for none"""
     tiles: bool = False
-    """whether many rows are multiplied as tiles; takes 32 columns"""
+    """whether many rows, 16 at least, are multiplied as tiles; takes 32 columns"""
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(LARGEST) or any(r < 1 for r in (*self.rows, self.floats)):

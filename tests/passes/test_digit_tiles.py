@@ -81,6 +81,17 @@ def test_two_threads_give_the_same_bits(digits: int) -> None:
         assert one(x, packed).tobytes() == two(x, packed).tobytes()
 
 
+@pytest.mark.parametrize("few", [1, 4, 40])
+def test_less_than_a_tile_is_never_many(few: int) -> None:
+    packed, text = d.pack_rows(random_weights("q4_1", 40, 64)), product_text("q4_1", 40, 64, 3)
+    pipeline = OTHER_TARGETS["cpu-amx"].replace("tiles=true", f"tiles=true, few={few}")
+    assert f"few={few}" in pipeline
+    tiles, plain = (graph_opt.compile(graph_opt.parse(text), pipeline=p) for p in (pipeline, "cpu"))
+    for count in (1, 3, 4, 5, 15, 16, 17, 39, 40):
+        x = activations(count, 64)
+        assert tiles(x, packed).tobytes() == plain(x, packed).tobytes(), count
+
+
 def test_few_known_rows_have_no_terms() -> None:
     module = graph_opt.parse(product_text("q4_1", 40, 64, 3, 15))
     PassManager(load_pipeline(OTHER_TARGETS["cpu-amx"])).run(module)
