@@ -32,7 +32,7 @@ _LOOPS = (
     "lower-to-loops",
     "tile{loop=n, size=$columns, outside=m, rounds=48, few=$few, across=$lanes, versions=2048}",
     "tile{loop=m, size=8, area=$area}",
-    "pack{stored_only=false, rows=32}",
+    "pack{stored_only=false, rows=32, front=600}",
     "hoist-to-init",
     "peel{loop=n.tile, sizes=$columns_left}",
     "peel{loop=m.tile, sizes=[4, 2, 1]}",

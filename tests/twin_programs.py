@@ -33,6 +33,38 @@ graph @main(%x: f32[B, S, 64], %w: f32[3, 64, 64], %b: f32[3, 64], %n: f32[64], 
 }
 """
 
+_LAYER = """
+graph @layer(%x: f32[S, 64], %length: i64[], %position: i64[], %keys: f32[1, T, 32] inout, %p: u8[2, 2, 640], %q: u8[2, 2, 640]) -> f32[S, 64] {
+  %d, %s, %t = split_digits(%x)
+  %a = digit_linear(%d, %s, %t, %p, rows=64)
+  %b = digit_linear(%d, %s, %t, %q, rows=64)
+  %c = digit_linear(%d, %s, %t, %q, rows=64)
+  %sum = add(%a, %c)
+  %split = reshape(%sum, shape=[S, 2, 32])
+  %heads = transpose(%split, perm=[1, 0, 2])
+  %first = slice(%b, starts=[0], ends=[32], axes=[1])
+  %k = reshape(%first, shape=[1, S, 32])
+  %keys.new = cache_update(%keys, %k, %position)
+  %seen = attention(%heads, %keys.new, %keys.new, length=%length, causal=true)
+  %near = attention(%heads, %k, %k, causal=true)
+  %both = add(%seen, %near)
+  %back = transpose(%both, perm=[1, 0, 2])
+  %o = reshape(%back, shape=[S, 64])
+  %y = add(%x, %o)
+  return %y
+}
+"""
+
+
+def decoder(layers: int) -> str:
+    """A program with layers that split activations, multiply them with packed weights, and attend, to a cache and to what is near."""
+    names = range(layers)
+    caches = ", ".join(f"%c{n}: f32[1, T, 32] inout" for n in names)
+    weights = ", ".join(f"%p{n}: u8[2, 2, 640], %q{n}: u8[2, 2, 640]" for n in names)
+    calls = "".join(f"  %x{n + 1}, %_ = call(@layer, %x{n}, %length, %position, %c{n}, %p{n}, %q{n})\n" for n in names)
+    parameters = f"%x0: f32[S, 64], %length: i64[], %position: i64[], {caches}, {weights}"
+    return f"{_LAYER}\ngraph @main({parameters}) -> f32[S, 64] {{\n{calls}  return %x{layers}\n}}\n"
+
 
 def doubled(module: Module) -> Module | None:
     """A program that does everything twice; None for one that updates arrays."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,18 +9,16 @@ from dialects.arith.comparison import cmpi
 from dialects.memref import to_tensor
 from ir.builder import Builder
 from ir.core import Module, Operation, Value
-from ir.dims import symbols_of
 from ir.rewriter import walk_graphs
 from ir.types import TensorType, f32
-from passes.gpu._attention import Blocks, Join, tiling_of_few, tiling_of_many
+from passes.gpu._attention import Blocks, Join, Tiling, tiling_of_few, tiling_of_many
 from passes.graph._attention import is_plain, is_tiled
 from passes.infra.base import Pass, PassContext
-from passes.linalg._views import View
+from passes.loops._alike import Alike
 from passes.loops._attention import Problem
 from passes.loops._blocks import alloc, choose, index_value
-from passes.loops._loops import clone_before
 from passes.loops._tensors import replace, whole
-from passes.loops.lower_attention import Known, Moves, problem_of
+from passes.loops.lower_attention import Known, Moves, kind_of, problem_of, read_by
 
 
 @dataclass(frozen=True)
@@ -83,107 +80,64 @@ class MapAttention(Pass):
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
         for graph in walk_graphs(module):
-            known: _Known = {}
+            alike = Alike()
             for op in [o for o in graph.block if o.name == "graph.attention"]:
                 if is_tiled(op) and is_plain(op):
-                    context.count(f"attention {self._map(op, known)}")
+                    context.count(f"attention {self._map(op, alike)}")
                     changed = True
         return changed
 
-    def _map(self, op: Operation, known: _Known) -> str:
+    def _map(self, op: Operation, alike: Alike) -> str:
         result = op.result
         assert isinstance(result.type, TensorType)
         with Builder.before_op(op) as builder:
             moves = Moves(op)
             made = moves.out.buffer if moves.out is not None else alloc(f"{result.name}.buffer", f32, *result.type.shape)
-            form = self._launches(op, problem_of(op, moves.out or whole(made), moves, True, Known({}, {})), builder, known)
+            form = self._launches(op, problem_of(op, moves.out or whole(made), moves, True, Known({}, {})), builder, alike)
             tensor: Value = to_tensor(made)
             first = builder.created[0]
         replace(op, made, tensor, first)
         moves.remove()
         return form
 
-    def _launches(self, op: Operation, problem: Problem, builder: Builder, known: _Known) -> str:
+    def _launches(self, op: Operation, problem: Problem, builder: Builder, alike: Alike) -> str:
         """The launches: built anew, or those of an attention like it for other buffers; says in which form."""
-        kind, buffers, name = _kind(problem), _buffers(problem), op.result.name
-        found = known.get(kind)
-        if found is None:
-            begin = len(builder.created)
-            form = self._build(problem, name)
-            ops = builder.created[begin:]
-            if kind is not None and _use_only(ops, buffers):
-                known[kind] = _Built(form, name, ops, buffers)
-            return form
-        mapping = dict(zip(found.buffers, buffers, strict=True))
-        assert op.block is not None
-        for made in found.ops:
-            for inner in clone_before(made, op, op.block, mapping).walk():
-                inner.loc = op.loc
-                if inner.name == "gpu.launch":
-                    inner.set_attribute("name", name + str(inner.attribute("name")).removeprefix(found.name))
-        return found.form
+        name, (few, many) = op.result.name, self._tilings(problem)
 
-    def _build(self, problem: Problem, name: str) -> str:
-        """The launches; says in which form."""
-        steps, group = problem.queries, problem.group
-        most = self.few // group
-        rows = group * (steps if isinstance(steps, int) else 1)
-        tiling = tiling_of_few(problem.width, problem.value_width, rows, self.shared) if rows <= self.few else None
-        few = None if tiling is None else Blocks(problem, tiling, split=True)
-        tile_rows = min(rows, self.rows) if isinstance(steps, int) else self.rows
-        many = Blocks(problem, tiling_of_many(problem.width, problem.value_width, tile_rows, self.shared), split=False)
+        def build() -> None:
+            self._build(problem, name, few, many)
+
+        known, copies = alike.make(op, builder, kind_of(problem), read_by(problem), [problem.out.buffer], build)
+        for inner in (o for copy in copies for o in copy.walk()):
+            if inner.name == "gpu.launch":
+                inner.set_attribute("name", name + str(inner.attribute("name")).removeprefix(known.name))
+        if few is None:
+            return "in tiles"
+        return "of few queries" if many is None else "of few queries or in tiles"
+
+    def _tilings(self, problem: Problem) -> tuple[Tiling | None, Tiling | None]:
+        """How few queries are tiled, and how many are; there is one of both at least."""
+        p, steps = problem, problem.queries
+        rows = p.group * (steps if isinstance(steps, int) else 1)
+        few = tiling_of_few(p.width, p.value_width, rows, self.shared) if rows <= self.few else None
+        if few is not None and isinstance(steps, int):
+            return few, None
+        return few, tiling_of_many(p.width, p.value_width, min(rows, self.rows) if isinstance(steps, int) else self.rows, self.shared)
+
+    def _build(self, problem: Problem, name: str, few: Tiling | None, many: Tiling | None) -> None:
+        blocks = None if few is None else Blocks(problem, few, split=True)
+        whole = None if many is None else Blocks(problem, many, split=False)
 
         def split() -> None:
-            assert few is not None
-            few.build(f"{name}.blocks")
-            Join(few).build(f"{name}.join")
+            assert blocks is not None
+            blocks.build(f"{name}.blocks")
+            Join(blocks).build(f"{name}.join")
 
-        if few is None:
-            many.build(name)
-            return "in tiles"
-        if isinstance(steps, int):
+        if whole is None:
             split()
-            return "of few queries"
-        limit = index_value("apply", min(most, few.t.rows // group), name="few")
-        choose(cmpi(index_value("apply", steps, name="steps"), limit, predicate="le", name="is.few"), split, lambda: many.build(name))
-        return "of few queries or in tiles"
-
-
-@dataclass(frozen=True)
-class _Built:
-    """Launches that were built for an attention: in which form, for which result, and its buffers."""
-
-    form: str
-    name: str
-    ops: list[Operation]
-    buffers: list[Value]
-
-
-_Known = dict[Hashable, _Built]
-
-
-def _buffers(problem: Problem) -> list[Value]:
-    """The buffers that an attention reads and writes."""
-    return [v for v in (*(view.buffer for view in _views(problem)), problem.mask, problem.length) if v is not None]
-
-
-def _views(problem: Problem) -> tuple[View, ...]:
-    return problem.q, problem.k, problem.v, problem.out
-
-
-def _use_only(ops: Sequence[Operation], buffers: Sequence[Value]) -> bool:
-    """Whether operations use nothing from outside but these buffers."""
-    inside = [inner for op in ops for inner in op.walk()]
-    made = {v for op in inside for v in (*op.results, *(a for region in op.regions for block in region.blocks for a in block.arguments))}
-    return all(use.value in made or use.value in buffers for op in inside for use in op.operand_uses)
-
-
-def _kind(problem: Problem) -> Hashable:
-    """What launches depend on besides which buffers they are for; None where places are those of other values."""
-    dims = [d for view in _views(problem) for d in (*view.shape, *view.indices)]
-    if any(n.startswith("%") for d in dims for n in symbols_of(d)):
-        return None
-    buffers = _buffers(problem)
-    alike = tuple((b.type, buffers.index(b)) for b in buffers)
-    numbers = problem.group, problem.scale.hex(), problem.causal, problem.mask is None, problem.length is None
-    return tuple((view.shape, view.indices) for view in _views(problem)), alike, numbers
+        elif blocks is None:
+            whole.build(name)
+        else:
+            limit = index_value("apply", min(self.few // problem.group, blocks.t.rows // problem.group), name="few")
+            is_few = cmpi(index_value("apply", problem.queries, name="steps"), limit, predicate="le", name="is.few")
+            choose(is_few, split, lambda: whole.build(name))

@@ -14,9 +14,10 @@ from ir.references import load_time_graphs
 from ir.rewriter import walk_graphs
 from passes.gpu._digits import LaneFloats, LaneProduct, OwnDigits, StoredDigits, WarpSplit, gather_rows
 from passes.infra.base import Pass, PassContext
+from passes.loops._alike import Alike
 from passes.loops._blocks import alloc, buffer_type, choose, index_value
 from passes.loops._digits import activations_of, weights_of
-from passes.loops.lower_digits import Known, Lowering, format_of, has_known_sizes, lower_op
+from passes.loops.lower_digits import Lowering, format_of, has_known_sizes, lower_op
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class MapDigits(Pass):
             "packed_linear": lambda op: self._floats,
             "packed_embedding": lambda op: _embedding,
         }
-        changed, known = False, Known()
+        changed, alike = False, Alike()
         at_load_time = load_time_graphs(module)
         for graph in walk_graphs(module):
             for op in list(graph.block) if graph.name not in at_load_time else ():
@@ -81,18 +82,18 @@ class MapDigits(Pass):
                     continue
                 split = _own_split(op)
                 if split is not None:
-                    self._together(op, split, known)
+                    self._together(op, split, alike)
                 else:
-                    lower_op(op, lower(op), known)
+                    lower_op(op, lower(op), alike)
                 context.count(f"{op.definition.text_name} mapped")
                 changed = True
         return changed
 
-    def _together(self, op: Operation, split: Operation, known: Known) -> None:
+    def _together(self, op: Operation, split: Operation, alike: Alike) -> None:
         """A product with the digits that only it reads."""
         x, packed = split.operand("x"), op.operand("packed")
         assert x is not None and packed is not None
-        lower_op(op, self._with_split, known, [x, packed], extra=split.attribute("digits"))
+        lower_op(op, self._with_split, alike, [x, packed], extra=split.attribute("digits"))
         split.erase()
         source = x.defining_op
         if source is not None and source.definition is to_tensor and not x.has_uses:

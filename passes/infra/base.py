@@ -15,15 +15,20 @@ from ir.core import Module
 if TYPE_CHECKING:
     from ir.weights import WeightSource
     from passes.infra.decisions import Decisions
+    from passes.infra.twins import Folding
 
 
 @dataclass
 class PassContext:
-    """What a pass may use besides the module: the weights, a place to count what it did, and one for why, where that is asked for."""
+    """What a pass may use besides the module: the weights, a place to count what it did, and one for why, where that is asked for.
+
+    With ``folding`` a pass that ``leaves_out`` nests like others need not make them.
+    """
 
     sources: Mapping[str, WeightSource] = field(default_factory=dict)
     statistics: dict[str, int] = field(default_factory=dict)
     decisions: list[Decisions] | None = None
+    folding: Folding | None = None
 
     def count(self, what: str, amount: int = 1) -> None:
         """Adds to a statistic that ``--statistics`` prints."""
@@ -45,6 +50,8 @@ class Pass:
     nothing else.  New operations that belong to a nest stand beside it; pure ones may also stand behind what they use.  So nests
     that are alike become alike, and the pass runs on one of them (:mod:`passes.infra.twins`).  A pass that is ``beside`` nests
     looks at operations without regions, and changes nothing else but which values others use: it may run while nests are folded.
+    A pass that ``leaves_out`` nests makes them of operations that are alike, the first one of every kind only if it is given a folding, and
+    may run while such nests are missing.
     """
 
     preserves: ClassVar[Literal["bits", "values", "approximate"]] = "bits"
@@ -53,6 +60,7 @@ class Pass:
     idempotent: ClassVar[bool] = True
     local: ClassVar[bool] = False
     beside: ClassVar[bool] = False
+    leaves_out: ClassVar[bool] = False
 
     def is_local(self) -> bool:
         """Whether the pass is ``local`` with its options."""

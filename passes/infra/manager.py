@@ -17,7 +17,7 @@ from ir.structure import Copies
 from ir.verifier import verify_module
 from passes.infra.base import Pass, PassContext
 from passes.infra.pipeline import format_pass, pass_name
-from passes.infra.twins import Folding, fold
+from passes.infra.twins import Folding
 
 if TYPE_CHECKING:
     from ir.weights import WeightSource
@@ -110,11 +110,12 @@ class PassManager:
         for pass_, folded in zip(self.passes, folds, strict=True):
             folded = folded or (self._folding is not None and (pass_.is_local() or pass_.beside or pass_.is_idle(module)))
             if not folded:
-                self._fold(module, False)
+                self._unfold()
             if pass_.needs_types and not typed:
                 infer_module(module, self.sources)
                 typed = True
-            self._fold(module, folded)
+            if folded:
+                self._fold(module, pass_.leaves_out)
             self.copies = {}
             did = self._run_one(pass_, module)
             changed |= did
@@ -126,7 +127,7 @@ class PassManager:
             if not self._folding.kinds:
                 self._folding = None
         else:
-            self._fold(module, False)
+            self._unfold()
         return changed
 
     @property
@@ -136,12 +137,13 @@ class PassManager:
 
     def complete(self) -> None:
         """Makes the module what it is without stand-ins; code can't be made of it at the same time."""
-        if self._folding is not None:
-            self.copies = self._folding.unfold()
-            self._folding = None
+        self._unfold()
 
     def _marks_folds(self) -> list[bool]:
-        """For every pass whether it sees one nest of every kind only: it is one of several local passes that follow each other."""
+        """For every pass whether it sees, or makes, one nest of every kind only.
+
+        It is one of several local passes that follow each other, or leaves out nests in front of them.
+        """
         watch = self.instrumentation
         watched = watch.print_before or watch.print_after or watch.print_before_changed or watch.print_after_changed
         if not self.fold_twins or watched or watch.verify_each or watch.verify_exec:
@@ -150,12 +152,18 @@ class PassManager:
         for local, run in itertools.groupby(p.is_local() for p in self.passes):
             count = len(list(run))
             folds += [local and count >= _WORTH_FOLDING] * count
+        for n in reversed(range(len(folds) - 1)):
+            folds[n] = folds[n] or (self.passes[n].leaves_out and folds[n + 1])
         return folds
 
-    def _fold(self, module: Module, folded: bool) -> None:
-        if folded and self._folding is None:
-            self._folding = fold(module)
-        elif not folded and self._folding is not None:
+    def _fold(self, module: Module, leaves_out: bool) -> None:
+        if self._folding is None:
+            self._folding = Folding()
+        if not leaves_out and not self._folding.whole:
+            self._folding.fold(module)
+
+    def _unfold(self) -> None:
+        if self._folding is not None:
             self.copies = self._folding.unfold()
             self._folding = None
 
@@ -167,7 +175,7 @@ class PassManager:
             watch.emit(f"// before {text}\n{print_module(module)}")
         reference = clone_module(module) if watch.verify_exec else None
         before = print_module(module) if watch.verify_each or watch.verify_exec or watch.print_before_changed else None
-        context = PassContext(self.sources, decisions=[] if watch.explain else None)
+        context = PassContext(self.sources, decisions=[] if watch.explain else None, folding=self._folding if pass_.leaves_out else None)
         start = time.perf_counter()
         try:
             changed = pass_.run(module, context)

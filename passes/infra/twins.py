@@ -3,11 +3,12 @@
 A deep model is the same few nests again and again.  A pass that is ``local`` makes the same of each of them, so a run of
 such passes works on one nest of every kind: :func:`fold` takes the others out of their graphs, :meth:`Folding.unfold` puts
 copies of what became of the first one in their places, or :meth:`Folding.stand_in` operations that code generation knows to be copies.
+A pass that makes nests of operations that are alike need not make the others at all (:meth:`Folding.leave_out`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,10 @@ from ir.opdef import OpDef
 from ir.structure import Copies, Copy, Structure, structure_of
 from ir.types import MemRefType, VectorType
 from passes.infra._stand_ins import Changes, StandIns
-from passes.loops._memory import alias, memory_of
+from passes.loops._memory import Windows, alias, memory_of
 
 FENCE = OpDef("fence", "builtin", (), (), None, None, "Marks a place in a graph while nests are folded.", pure=False, result_count=0)
+READS = OpDef("reads", "builtin", (), (), None, None, "Reads what a nest that was left out reads and does not write.", pure=False, result_count=0)
 
 _ERASED = ("arith.constant", "memref.alloc", "memref.reshape")
 _SMALLEST = 4
@@ -42,15 +44,19 @@ class _Nest:
     """One nest of a kind: a mark in front of it, or in its place, that uses what the nest uses of the graph.
 
     So passes that replace a value everywhere replace it there, too.  ``private`` are buffers that nothing else uses; they are
-    no operands of the mark, since some passes ask for that.
+    no operands of the mark, since some passes ask for that.  Of nests that were left out, what they only read is used by ``reads``.
     """
 
     mark: Operation
     private: list[Value]
+    reads: Operation | None = field(default=None, kw_only=True)
 
     def outside(self) -> list[Value]:
         """The values from outside, in an order that is the same for all nests of a kind."""
-        return [*self.mark.operands, *self.private]
+        return [*(self.reads.operands if self.reads is not None else ()), *self.mark.operands, *self.private]
+
+    def marks(self) -> list[Operation]:
+        return [self.mark] if self.reads is None else [self.reads, self.mark]
 
 
 @dataclass
@@ -74,8 +80,8 @@ class _Kind:
     end: Operation
     twins: list[_Twin]
 
-    def marks(self) -> Iterable[Operation]:
-        return (self.first.mark, self.end, *(t.mark for t in self.twins))
+    def marks(self) -> list[Operation]:
+        return [*self.first.marks(), self.end, *(mark for twin in self.twins for mark in twin.marks())]
 
     def made(self) -> list[Operation]:
         """What became of the first nest."""
@@ -87,13 +93,72 @@ class _Kind:
         return found
 
 
+@dataclass(eq=False)
+class Made:
+    """What a pass has made of an operation with a result of that name, as if it were one nest, and the buffers that this reads, and writes."""
+
+    name: str
+    ops: list[Operation]
+    reads: Sequence[Value]
+    writes: Sequence[Value]
+    loc: AnyLocation | None
+    kind: _Kind | None = None
+
+
 @dataclass
 class Folding:
-    """Nests that were taken out of the graphs of a module.  ``known`` are the operations of the graphs' own blocks that were there."""
+    """Nests that were taken out of the graphs of a module, or left out.
+
+    ``known`` are the operations of the graphs' own blocks that were there; ``whole`` says whether all graphs were searched.
+    """
 
     kinds: list[tuple[Graph, list[_Kind]]] = field(default_factory=list)
     known: set[Operation] = field(default_factory=set)
     changes: Changes = field(default_factory=Changes)
+    whole: bool = False
+
+    def leave_out(self, made: Made, op: Operation, reads: Sequence[Value], writes: Sequence[Value]) -> bool:
+        """Leaves marks in front of an operation for what was made of another one, if that is still in one piece; says whether it is.
+
+        The buffers are those that a copy would read and write; :func:`how_made` has to say the same of them as of the others'.
+        """
+        graph, block = op.graph, op.block
+        assert graph is not None and block is not None
+        if made.kind is None:
+            if not _is_run(made.ops):
+                return False
+            first = _Nest(Operation(FENCE, made.writes), [], reads=Operation(READS, made.reads))
+            for mark in first.marks():
+                block.insert_before(made.ops[0], mark)
+            made.kind = _Kind(first, block.insert_before(made.ops[-1].next, Operation(FENCE, ())), [])
+            self._add(graph, [made.kind])
+        twin = _Twin(Operation(FENCE, writes), [], Operation(FENCE, ()), None, reads=Operation(READS, reads))
+        for mark in twin.marks():
+            block.insert_before(op, mark)
+        twin.names[made.name] = op.results[0].name
+        twin.names.update((a.name, b.name) for a, b in zip(made.kind.first.outside(), twin.outside(), strict=True))
+        if made.loc is not None and op.loc is not None:
+            twin.locations[made.loc] = op.loc
+        made.kind.twins.append(twin)
+        return True
+
+    def _add(self, graph: Graph, kinds: list[_Kind]) -> None:
+        for known, found in self.kinds:
+            if known is graph:
+                found += kinds
+                return
+        self.kinds.append((graph, kinds))
+
+    def fold(self, module: Module) -> None:
+        """Takes nests out of which an equal one stands before, but for those in what others were left out for."""
+        for graph in module.graphs.values():
+            made = {op for g, kinds in self.kinds if g is graph for kind in kinds for op in kind.made()}
+            kinds = [_take_out(graph, nests) for nests in _kinds(graph, made) if len(nests) > 1]
+            if kinds:
+                self._add(graph, kinds)
+            if kinds or made:
+                self.known.update(graph.block)
+        self.whole = True
 
     def unfold(self) -> Copies:
         """Puts copies of what became of the first nest of every kind where the others were; returns which operations are copies."""
@@ -163,21 +228,35 @@ class Folding:
 def fold(module: Module) -> Folding:
     """Takes nests out of which an equal one stands before."""
     folding = Folding()
-    for graph in module.graphs.values():
-        kinds = [_take_out(graph, nests) for nests in _kinds(graph) if len(nests) > 1]
-        if kinds:
-            folding.kinds.append((graph, kinds))
-            folding.known.update(graph.block)
+    folding.fold(module)
     return folding
+
+
+def how_made(buffers: Sequence[Value]) -> Hashable:
+    """What passes may ask about buffers before nests use them: their types, how they are made, and which may be the same memory."""
+
+    def describe(value: Value) -> Any:
+        op = value.defining_op
+        if op is not None and op.definition.full_name == "memref.alloc":
+            return ("memref.alloc", value.type)
+        return _description(value, describe)
+
+    return tuple(describe(b) for b in buffers), _overlaps(buffers, {})
+
+
+def _is_run(ops: Sequence[Operation]) -> bool:
+    """Whether operations follow each other in one block."""
+    return all(a.next is b for a, b in zip(ops, ops[1:], strict=False))
 
 
 # -- which nests are alike -----------------------------------------------------------------------------------------------
 
 
-def _kinds(graph: Graph) -> list[list[tuple[Operation, list[Value]]]]:
-    """The nests of a graph, with what they use from outside, by what they are."""
+def _kinds(graph: Graph, left: set[Operation]) -> list[list[tuple[Operation, list[Value]]]]:
+    """The nests of a graph but some, with what they use from outside, by what they are."""
     found: dict[tuple[Structure, Any], list[tuple[Operation, list[Value]]]] = {}
     described: dict[Value, Any] = {}
+    windows: Windows = {}
 
     def describe(value: Value) -> Any:
         if value not in described:
@@ -185,9 +264,9 @@ def _kinds(graph: Graph) -> list[list[tuple[Operation, list[Value]]]]:
         return described[value]
 
     for op in graph.block:
-        if op.regions and not op.results and not _is_small(op):
+        if op.regions and not op.results and op not in left and not _is_small(op):
             structure, outside = structure_of(op, describe)
-            found.setdefault((structure, _overlaps(outside)), []).append((op, outside))
+            found.setdefault((structure, _overlaps(outside, windows)), []).append((op, outside))
     return list(found.values())
 
 
@@ -238,13 +317,13 @@ def _nests_with(buffer: Value, found: dict[Operation, None]) -> dict[Operation, 
     return found
 
 
-def _overlaps(outside: list[Value]) -> tuple[Any, ...]:
+def _overlaps(outside: Sequence[Value], windows: Windows) -> tuple[Any, ...]:
     """Which buffers may be the same memory; where they lie in an arena does not matter."""
     memories = [(n, memory_of(v)) for n, v in enumerate(outside) if isinstance(v.type, MemRefType)]
     found = []
     for at, (n, a) in enumerate(memories):
         for m, b in memories[at + 1 :]:
-            relation = alias(a, b)
+            relation = alias(a, b, windows)
             if relation != "never":
                 found.append((n, m, relation))
     return tuple(found)

@@ -120,7 +120,7 @@ def written_memory(op: Operation) -> list[Value]:
             access = layout_of(inner)[1]
             assert isinstance(access, AccessArg)
             found.append(root(inner.operand_uses[access.position].value))
-        elif name in ("memref.load", "vector.load", "memref.to_tensor", "memref.dim", "memref.prefetch", "linalg.reduce", *ALIASES):
+        elif name in ("memref.load", "vector.load", "memref.to_tensor", "memref.dim", "memref.prefetch", "linalg.reduce", "builtin.reads", *ALIASES):
             continue
         elif not inner.definition.pure and not inner.regions:
             found += [root(v) for v in inner.operands if isinstance(v.type, MemRefType)]

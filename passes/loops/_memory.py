@@ -19,6 +19,8 @@ from ir.types import MemRefType
 from passes.loops._loops import accesses as written_accesses
 
 Alias = Literal["same", "maybe", "never"]
+Windows = dict[Value, tuple[Dim, Dim]]
+"""The first byte of views, and the one behind the last."""
 Kind = Literal["alloc", "tensor", "inout", "parameter", "unknown"]
 
 _SINGLE = {"memref.load": False, "memref.store": True, "vector.load": False, "vector.store": True}
@@ -79,12 +81,12 @@ def memory_of(buffer: Value) -> Memory:
             return Memory(at, "alloc" if op.name == "memref.alloc" else "unknown", view)
 
 
-def alias(a: Memory, b: Memory) -> Alias:
-    """Whether two memories are the same, have nothing in common, or may overlap."""
+def alias(a: Memory, b: Memory, windows: Windows | None = None) -> Alias:
+    """Whether two memories are the same, have nothing in common, or may overlap; ``windows`` keeps what is known of views."""
     if a.base is b.base:
         if a.view is b.view:
             return "same"
-        return "never" if a.view is not None and b.view is not None and _apart(a.view, b.view) else "maybe"
+        return "never" if a.view is not None and b.view is not None and _apart(a.view, b.view, {} if windows is None else windows) else "maybe"
     if _space(a) != _space(b):
         return "never"  # memory on a GPU's chip, and that around it
     kinds = {a.kind, b.kind}
@@ -98,22 +100,25 @@ def _space(memory: Memory) -> str:
     return type_.space if isinstance(type_, MemRefType) else ""
 
 
-def _apart(a: Value, b: Value) -> bool:
-    (start_a, stop_a), (start_b, stop_b) = _window(a), _window(b)
+def _apart(a: Value, b: Value, windows: Windows) -> bool:
+    (start_a, stop_a), (start_b, stop_b) = _window(a, windows), _window(b, windows)
     return _not_negative(start_b - stop_a) or _not_negative(start_a - stop_b)
 
 
-def _window(view: Value) -> tuple[Dim, Dim]:
+def _window(view: Value, windows: Windows) -> tuple[Dim, Dim]:
     """First byte and the one behind the last of a view; counted in what the outermost view is a part of."""
-    assert isinstance(view.type, MemRefType)
-    start: Dim = 0
-    op = view.defining_op
-    while op is not None and op.name in ("memref.view", "memref.reshape"):
-        if op.name == "memref.view":
-            offset: Any = op.attributes["offset"]
-            start = start + offset
-        op = op.operands[0].defining_op
-    return start, start + product(view.type.shape) * view.type.dtype.itemsize
+    found = windows.get(view)
+    if found is None:
+        assert isinstance(view.type, MemRefType)
+        start: Dim = 0
+        op = view.defining_op
+        while op is not None and op.name in ("memref.view", "memref.reshape"):
+            if op.name == "memref.view":
+                offset: Any = op.attributes["offset"]
+                start = start + offset
+            op = op.operands[0].defining_op
+        found = windows[view] = start, start + product(view.type.shape) * view.type.dtype.itemsize
+    return found
 
 
 def _not_negative(dim: Dim) -> bool:
@@ -135,8 +140,8 @@ def accesses_of(op: Operation) -> list[Access]:
     if op.definition.is_terminator:  # a buffer that is handed on may be read by anyone
         return [_whole(op, v, False) for v in op.operands if isinstance(v.type, MemRefType)]
     buffers = list(dict.fromkeys(v for v in op.operands if isinstance(v.type, MemRefType)))
-    if name == "memref.to_tensor":
-        return [_whole(op, op.operands[0], False)]
+    if name in ("memref.to_tensor", "builtin.reads"):
+        return [_whole(op, buffer, False) for buffer in op.operands]
     if name == "memref.copy":
         return [_whole(op, op.operands[0], False), _whole(op, op.operands[1], True)]
     return [_whole(op, b, w) for b in buffers for w in (False, True)]

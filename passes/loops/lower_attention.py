@@ -11,12 +11,13 @@ from dialects.graph.attention import scale_factor
 from dialects.memref import from_tensor, to_tensor
 from ir.builder import Builder
 from ir.core import Module, Operation, Value
-from ir.dims import Dim
+from ir.dims import Dim, symbols_of
 from ir.rewriter import move_before, walk_graphs
 from ir.types import TensorType, f32
 from passes.graph._attention import group_of, is_plain, is_tiled
 from passes.infra.base import Pass, PassContext
 from passes.linalg._views import View, moved_to
+from passes.loops._alike import Alike
 from passes.loops._attention import KEYS, LANES, Nests, Problem, Sight, sight_of
 from passes.loops._blocks import alloc, choose, index_value
 from passes.loops._few_queries import Decode, most_queries
@@ -83,6 +84,7 @@ class LowerAttention(Pass):
 
     preserves: ClassVar[Literal["bits", "values"]] = "values"
     keeps_types: ClassVar[bool] = True
+    leaves_out: ClassVar[bool] = True
 
     rows: int = 12
     """queries that are worked on at a time"""
@@ -104,15 +106,15 @@ class LowerAttention(Pass):
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
         for graph in walk_graphs(module):
-            known = Known({}, {})
+            known, alike = Known({}, {}), Alike(context.folding)
             for op in [o for o in graph.block if o.name == "graph.attention"]:
                 if is_tiled(op) and is_plain(op):
-                    form = self._lower(op, known)
+                    form = self._lower(op, known, alike)
                     context.count(f"attention {form}")
                     changed = True
         return changed
 
-    def _lower(self, op: Operation, known: Known) -> str:
+    def _lower(self, op: Operation, known: Known, alike: Alike) -> str:
         result = op.result
         assert isinstance(result.type, TensorType)
         with Builder.before_op(op) as builder:
@@ -120,7 +122,12 @@ class LowerAttention(Pass):
             moves = Moves(op)
             made = moves.out.buffer if moves.out is not None else alloc(f"{result.name}.buffer", f32, *result.type.shape)
             problem = problem_of(op, moves.out or whole(made), moves, form == "of few queries", known)
-            self._build(form, problem, _sight(op, problem, known))
+            common = _sight(op, problem, known)
+            kind = kind_of(problem)
+            nests = self._nests(form, problem, common)  # with constants that all attentions have in common
+            alike.make(
+                op, builder, kind and (form, common, *kind), read_by(problem), [problem.out.buffer], lambda: self._build(problem, *nests)
+            )
             tensor: Value = to_tensor(made)
             first = builder.created[0]
         replace(op, made, tensor, first)
@@ -136,9 +143,13 @@ class LowerAttention(Pass):
             return "of few queries" if steps <= most else "in tiles"
         return "of few queries or in tiles" if most else "in tiles"
 
-    def _build(self, form: Form, problem: Problem, common: Sight | None) -> None:
-        few: Nests | None = None if form == "in tiles" else Decode(problem, common, self.rows, self.columns)
-        many: Nests | None = None if form == "of few queries" else Prefill(problem, common, self.rows, self.columns, self.queries, self.values)
+    def _nests(self, form: Form, problem: Problem, common: Sight | None) -> tuple[Nests | None, Nests | None]:
+        """The forms for few queries and for many, of which there is one at least."""
+        few = None if form == "in tiles" else Decode(problem, common, self.rows, self.columns)
+        many = None if form == "of few queries" else Prefill(problem, common, self.rows, self.columns, self.queries, self.values)
+        return few, many
+
+    def _build(self, problem: Problem, few: Nests | None, many: Nests | None) -> None:
         for nests in (few, many):
             if nests is not None:
                 nests.alloc()
@@ -197,3 +208,18 @@ def problem_of(op: Operation, out: View, moves: Moves, few: bool, known: Known) 
         mask=None if mask is None else of_rank(buffer_of(op, mask), 4), length=None if length is None else of_rank(buffer_of(op, length), 1),
         constants=known.constants,
     )  # fmt: skip
+
+
+def read_by(problem: Problem) -> list[Value]:
+    """The buffers that an attention reads."""
+    views = (problem.q, problem.k, problem.v)
+    return [v for v in (*(view.buffer for view in views), problem.mask, problem.length) if v is not None]
+
+
+def kind_of(problem: Problem) -> tuple[Hashable, ...] | None:
+    """What the nests of an attention depend on besides its buffers; None where places are those of values that others don't have."""
+    views = problem.q, problem.k, problem.v, problem.out
+    if any(n.startswith("%") for view in views for d in (*view.shape, *view.indices) for n in symbols_of(d)):
+        return None
+    numbers = problem.group, problem.scale.hex(), problem.causal, problem.mask is None, problem.length is None
+    return (*((view.shape, view.indices) for view in views), *numbers)

@@ -15,14 +15,15 @@ from ir.references import load_time_graphs
 from ir.rewriter import walk_graphs
 from ir.types import TensorType, is_known
 from passes.infra.base import Pass, PassContext
+from passes.loops._alike import Alike
 from passes.loops._blocks import alloc
 from passes.loops._digits import Product, Shape, activations_of, weights_of
-from passes.loops._loops import clone_before, outermost
+from passes.loops._loops import outermost
 from passes.loops._memory import memory_of
 from passes.loops._packed import FloatProduct, gather_rows
 from passes.loops._split import split_rows
 
-_READERS = ("memref.load", "vector.load", "memref.prefetch", "memref.dim", "memref.to_tensor")
+_READERS = ("memref.load", "vector.load", "memref.prefetch", "memref.dim", "memref.to_tensor", "builtin.reads")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class LowerDigits(Pass):
 
     preserves: ClassVar[Literal["bits", "values"]] = "values"
     keeps_types: ClassVar[bool] = True
+    leaves_out: ClassVar[bool] = True
 
     rows: tuple[int, ...] = (6, 4, 3)
     """rows that ``digit_linear`` works on at a time, with one, two and three digits"""
@@ -98,13 +100,13 @@ class LowerDigits(Pass):
             "packed_linear": self._floats,
             "packed_embedding": _embedding,
         }
-        changed, known = False, Known()
+        changed, alike = False, Alike(context.folding)
         at_load_time = load_time_graphs(module)
         for graph in walk_graphs(module):
             for op in list(graph.block) if graph.name not in at_load_time else ():
                 lower = lowerings.get(op.definition.text_name)
                 if lower is not None and has_known_sizes(op):
-                    lower_op(op, lower, known)
+                    lower_op(op, lower, alike)
                     context.count(f"{op.definition.text_name} lowered")
                     changed = True
         return changed
@@ -145,11 +147,9 @@ def has_known_sizes(op: Operation) -> bool:
 
 
 Lowering = Callable[[Operation, Sequence[Value], Sequence[Value]], None]
-Known = dict[Any, tuple[list[Operation], list[Value]]]
-"""The loops of operations by what they depend on, and the buffers that they are built for."""
 
 
-def lower_op(op: Operation, lower: Lowering, known: Known, tensors_read: Sequence[Value] | None = None, extra: Hashable = None) -> None:
+def lower_op(op: Operation, lower: Lowering, alike: Alike, tensors_read: Sequence[Value] | None = None, extra: Hashable = None) -> None:
     """Puts loops in the place of an operation: built anew, or those of an operation like it for other buffers.
 
     ``tensors_read`` are those that the loops read, where they are others than the operands; ``extra`` is what else loops depend on.
@@ -157,31 +157,14 @@ def lower_op(op: Operation, lower: Lowering, known: Known, tensors_read: Sequenc
     with Builder.before_op(op) as builder:
         operands = [_buffer(op, tensor) for tensor in (op.operands if tensors_read is None else tensors_read)]
         results = [alloc(f"{r.name}.buffer", r.type.dtype, *r.type.shape) for r in op.results]  # type: ignore[union-attr]
-        buffers = [*operands, *results]
-        kind = op.graph, op.definition, tuple((n, attribute_key(a)) for n, a in sorted(op.attributes.items())), _pattern(buffers), extra
-        if kind not in known:
-            begin = len(builder.created)
-            lower(op, operands, results)
-            known[kind] = builder.created[begin:], buffers
-        else:
-            ops, models = known[kind]
-            mapping = dict(zip(models, buffers, strict=True))
-            assert op.block is not None
-            for made in ops:
-                copy = clone_before(made, op, op.block, mapping)
-                for inner in (copy, *copy.walk()):
-                    inner.loc = op.loc
+        kind = op.definition, tuple((n, attribute_key(a)) for n, a in sorted(op.attributes.items())), extra
+        alike.make(op, builder, kind, operands, results, lambda: lower(op, operands, results))
         tensors: list[Value] = [to_tensor(buffer) for buffer in results]
         first = builder.created[0]
     if op.trivia is not None:
         first.trivia = Trivia(op.trivia.blank_before, op.trivia.detached, op.trivia.leading, op.trivia.trailing)
         op.trivia = None
     _replace(op, results, tensors)
-
-
-def _pattern(buffers: Sequence[Value]) -> tuple[Any, ...]:
-    """The types of buffers, and which are the same."""
-    return tuple((b.type, buffers.index(b)) for b in buffers)
 
 
 def _buffer(op: Operation, tensor: Value) -> Value:

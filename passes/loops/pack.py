@@ -86,6 +86,10 @@ class Pack(Pass):
     two of the first one where the number of lines is not known.  A matrix whose columns are its lines is turned panel by panel for more
     than one row.
 
+    While a round goes through all rows, a cache loses the first ones, so each panel asks for them again from far away.  From ``front``
+    rows on a matrix is packed in front of the nest, which ``block-rows`` can then go through with some rows at a time; where their number
+    is not known, that is one more version.
+
     Run it after ``tile``, and before ``peel``, which splits tiles in ways that panels don't follow.
     """
 
@@ -95,6 +99,8 @@ class Pack(Pass):
     """only what is known when the program is loaded"""
     rows: int = 0
     """what is packed when the program runs is read for at least so many rows, as far as is known when compiling"""
+    front: int = 0
+    """rows from which on that is done in front of the nest; 0 for never, where a panel has room near"""
 
     keeps_types: ClassVar[bool] = True
 
@@ -103,7 +109,7 @@ class Pack(Pass):
         at_load_time = load_time_graphs(module)
         for graph in walk_graphs(module):
             if graph.name not in at_load_time:
-                packing = _Packing(graph, self.loop, self.stored_only, self.rows)
+                packing = _Packing(graph, self)
                 if any(True for tiles in loops_tagged(graph, self.loop) for _ in packing.candidates(tiles)):
                     return False
         return True
@@ -114,7 +120,7 @@ class Pack(Pass):
         for graph in walk_graphs(module):
             if graph.name in at_load_time:
                 continue
-            packing = _Packing(graph, self.loop, self.stored_only, self.rows)
+            packing = _Packing(graph, self)
             packing.make_versions(loops_tagged(graph, self.loop))
             for tiles in loops_tagged(graph, self.loop):
                 packed += packing.tiles(tiles)
@@ -127,11 +133,9 @@ class Pack(Pass):
 class _Packing:
     """Packs buffers of one graph; ``made`` are the panels that there are, by what they hold and who may read them."""
 
-    def __init__(self, graph: Graph, loop: str, stored_only: bool, rows: int) -> None:
+    def __init__(self, graph: Graph, options: Pack) -> None:
         self.graph = graph
-        self.loop = loop
-        self.stored_only = stored_only
-        self.rows = rows
+        self.loop, self.stored_only, self.rows, self.front = options.loop, options.stored_only, options.rows, options.front
         self.near: dict[tuple[Value, Panels, Operation, DType], Value] = {}
         self.made: dict[tuple[Value, Type, Panels, Operation | None], Value] = {}
         self.replaced: dict[Value, None] = {}
@@ -145,20 +149,20 @@ class _Packing:
             conditions = next(self._conditions(tiles), [])
             if conditions and answers(tiles, *conditions[0]) is None and not is_chosen_by(tiles, self.rows):
                 two_versions(nest_of(tiles), conditions)
-            room = next(self._room(tiles), None)
-            if room is not None and answers(tiles, room, 0) is None:
-                two_versions(nest_of(tiles), [(room, 0)])
+            for left in next(self._room(tiles), ()):
+                if isinstance(left, DimExpr) and answers(tiles, left, 0) is None:
+                    two_versions(nest_of(tiles), [(left, 0)])
 
-    def _room(self, tiles: Operation) -> Iterator[Dim]:
-        """For loads whose panels may be too long to be near, which is known when the program runs, how many lines more there is room for."""
+    def _room(self, tiles: Operation) -> Iterator[tuple[Dim, Dim]]:
+        """For loads whose panels may be near how many lines more there is room for, and how many rows more may read them there."""
         for load, column, width in self.candidates(tiles):
             (access,) = accesses(load)
             place = find_places(load, access, column, width)
             if place is not None and isinstance(access.buffer.type, MemRefType) and self._has_rows(load, variable(tiles), column):
                 panels = Panels(*place, width)
                 room = self._lines_left(load, access, panels, column, tiles)
-                if isinstance(room, DimExpr) and panels.fit(access.buffer.type):
-                    yield room
+                if room is not None and (isinstance(room, DimExpr) or room >= 0) and panels.fit(access.buffer.type):
+                    yield room, self._rows_left(variable(tiles), column)
 
     def _conditions(self, tiles: Operation) -> Iterator[list[tuple[Dim, int]]]:
         """For loads that can be packed when the program runs what must be how large for that, where it is not known yet."""
@@ -206,7 +210,9 @@ class _Packing:
             return False
         many = not self.stored_only and self._has_rows(load, tile, column)
         room = None if self.stored_only else self._lines_left(load, access, panels, column, _loop_of(tile))
+        rows_left = self._rows_left(tile, column)
         near = room is not None and (room >= 0 if isinstance(room, int) else answers(load, room, 0) is True)
+        near = near and (rows_left >= 0 if isinstance(rows_left, int) else answers(load, rows_left, 0) is not False)
         turned = near and panels.crosswise and rows_between(tile, column) != 1  # as few rows as there may be
         if near and (many or turned):
             self._pack_near(load, access, panels, tile, column)
@@ -249,6 +255,11 @@ class _Packing:
             )
             self.sharing[tiles] = max(1, len({(buffer, place) for buffer, place in found if place is not None and stored_tensor(buffer) is None}))
         return NEAR // (panels.width * read_dtype(load).itemsize * self.sharing[tiles])
+
+    def _rows_left(self, tile: Value, column: Value) -> Dim:
+        """How many rows more may read a near panel."""
+        rows = rows_between(tile, column) if self.front else None
+        return 0 if rows is None else self.front - 1 - rows
 
     def _has_rows(self, load: Operation, tile: Value, column: Value) -> bool:
         if self.rows == 0:

@@ -17,10 +17,10 @@ from ir.verifier import verify_module
 from passes.infra.manager import Instrumentation, PassManager
 from passes.infra.pipeline import format_pass
 from passes.infra.registry import find_pass, pass_files
-from passes.infra.twins import FENCE, fold
+from passes.infra.twins import FENCE, Folding, fold
 from passes.pipelines import load_pipeline
 from tests.generators import random_module
-from tests.twin_programs import LAYERS, doubled
+from tests.twin_programs import LAYERS, decoder, doubled
 
 NAME = re.compile(r'%"(?:[^"\\]|\\.)*"|%[A-Za-z0-9_.]+')
 
@@ -64,6 +64,28 @@ def test_layers(end):
     passes = load_pipeline("cpu")
     last = max(n for n, p in enumerate(passes) if format_pass(p).startswith(end))
     both_ways(load(LAYERS), ",".join(map(format_pass, passes[: last + 1])))
+
+
+@pytest.mark.parametrize("preset", ["cpu", "cpu-amx"])
+@pytest.mark.parametrize("end", ["lower-attention", "lower-digits", "lower-to-loops", "unroll-vectors"])
+def test_nests_that_are_never_made(end, preset):
+    """Attentions and products that are like others are left out; what copies come to is what making all of them gives."""
+    passes = load_pipeline(preset)
+    last = max(n for n, p in enumerate(passes) if format_pass(p).startswith(end))
+    both_ways(load(decoder(3)), ",".join(map(format_pass, passes[: last + 1])))
+
+
+def test_what_is_left_out_is_not_made():
+    """With nine layers as many operations are made in front of the loops as with three, but for the marks and buffers of each."""
+    passes = load_pipeline("cpu")
+    at = next(n for n, p in enumerate(passes) if format_pass(p) == "lower-to-loops")
+    counts = []
+    for layers in (3, 6, 9):
+        found: list[int] = []
+        behind = {id(passes[at - 1]): lambda module, found=found: found.append(sum(1 for _ in module.walk()))}
+        PassManager(passes, fold_twins=True, behind=behind).run(load(decoder(layers)))
+        counts += found
+    assert counts[2] - counts[1] == counts[1] - counts[0] < counts[0] // 8
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -182,10 +204,9 @@ def test_local_passes_keep_types():
 @pytest.mark.parametrize(("tag", "folds"), [("n.tile", 2), ("nothing", 1)])
 def test_folded_while_others_have_nothing_to_do(tag, folds, monkeypatch):
     """``pack`` has to see all nests if it packs anything; ``hoist-to-init`` doesn't look at them."""
-    from passes.infra import manager
-
     count: list[Module] = []
-    monkeypatch.setattr(manager, "fold", lambda module: (count.append(module), fold(module))[1])
+    search = Folding.fold
+    monkeypatch.setattr(Folding, "fold", lambda self, module: (count.append(module), search(self, module))[1])
     texts = [format_pass(p) for p in load_pipeline("cpu")]
     pack = next(n for n, t in enumerate(texts) if t.startswith("pack{"))
     module = load(LAYERS)
