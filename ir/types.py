@@ -27,6 +27,10 @@ class DType:
     block: int = 1
     block_bytes: int = 0
 
+    def __hash__(self) -> int:
+        """That of the name: types are looked up by the million."""
+        return hash(self.name)
+
     def __str__(self) -> str:
         return self.name
 
