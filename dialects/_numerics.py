@@ -56,14 +56,14 @@ def saturate(x: NDArray[Any], dtype: DType) -> NDArray[Any]:
 
 
 def to_float(x: NDArray[Any], dtype: DType) -> NDArray[Any]:
-    """``x`` in a float type; the one rounding of floats is left to the framework, which in float64 mode does without."""
+    """``x`` in a float type; the one rounding is left to the framework, which in float64 mode does without, where float64 has the numbers."""
     if x.dtype.kind == "f":
         return x
-    if dtype == bf16 and x.dtype == np.int64:
+    big = (x >= 2**53) | (x <= -(2**53)) if x.dtype.itemsize == 8 else np.False_
+    if not np.any(big):
+        return x.astype(np.float64)
+    if dtype == bf16:
         # Rounding to float64 first would be one rounding too many; 54 bits with a sticky last one are exact there.
         kept = (x >> 10) | ((x & 1023) != 0)
-        big = (x >= 2**53) | (x <= -(2**53))
         x = np.where(big, kept.astype(np.float64) * 1024.0, x.astype(np.float64))
-    elif x.dtype.itemsize < 8:
-        x = x.astype(np.float64)
     return round_to(x, dtype)

@@ -192,3 +192,12 @@ def test_float_to_float_keeps_all_digits_in_double_mode(target: DType) -> None:
     x = np.array([0.1, 1 + 2.0**-40, 65520.0, 1e300])
     (found,) = cast.evaluate([x], ["x"], {"dtype": target}, [TensorType(target, (4,))], [f32], double=True)
     assert found.dtype == np.float64 and found.tobytes() == x.tobytes()
+
+
+def test_integer_to_float_keeps_all_digits_in_double_mode() -> None:
+    """As many as float64 has; without it there is one rounding."""
+    x = np.array([2**24 + 1, -(2**30) - 1], np.int32)
+    (found,) = cast.evaluate([x], ["x"], {"dtype": f32}, [TensorType(f32, (2,))], [i32], double=True)
+    assert found.dtype == np.float64 and found.tolist() == x.tolist()
+    (found,) = cast.evaluate([x], ["x"], {"dtype": f32}, [TensorType(f32, (2,))], [i32], double=False)
+    assert found.dtype == np.float32 and found.tolist() == [2**24, -(2**30)]

@@ -12,7 +12,7 @@ import graph_opt
 from dialects.graph import digits as d
 from ir.diagnostics import GraphError
 from ir.interpreter import Interpreter
-from passes.infra.manager import PassManager
+from passes.infra.manager import Instrumentation, PassManager
 from passes.pipelines import OTHER_TARGETS, PRESETS, load_pipeline
 from tests.digit_programs import FORMATS, product_text, random_weights
 
@@ -176,3 +176,10 @@ def test_equal_products_are_compiled_once() -> None:
     single = graph_opt.compile(graph_opt.parse(product_text("q4_1", 32, 64, 3)))
     for y, p in zip(found, packed, strict=True):
         assert y.tobytes() == single(x, p).tobytes()
+
+
+def test_sums_that_f32_has_not_are_no_fault_of_the_pass() -> None:
+    """Sums of bytes times two digits need more than 24 bits, and are exact where the checks keep floats wide."""
+    manager = PassManager(load_pipeline("infer-types,lower-to-linalg,lower-digits"), Instrumentation(verify_exec=True))
+    manager.run(graph_opt.parse(product_text("q8_0", 3, 32, 2, 17)))
+    assert manager.records[-1].note == "verified"
