@@ -161,7 +161,7 @@ class _Packing:
             if place is not None and isinstance(access.buffer.type, MemRefType) and self._has_rows(load, variable(tiles), column):
                 panels = Panels(*place, width)
                 room = self._lines_left(load, access, panels, column, tiles)
-                if room is not None and (isinstance(room, DimExpr) or room >= 0) and panels.fit(access.buffer.type):
+                if (isinstance(room, DimExpr) or (isinstance(room, int) and room >= 0)) and panels.fit(access.buffer.type):
                     yield room, self._rows_left(variable(tiles), column)
 
     def _conditions(self, tiles: Operation) -> Iterator[list[tuple[Dim, int]]]:

@@ -11,7 +11,7 @@ from loop_programs import assert_same_runs, matmul
 from pass_checks import load, operations, optimize
 
 import graph_opt
-from ir.core import Module
+from ir.core import Module, Region
 from ir.inputs import GeneratedWeights
 from ir.printer import print_module
 from passes.infra.verify_exec import same_bits
@@ -294,16 +294,39 @@ def test_panels_of_unknown_length(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("m", "near"), [("5", True), ("8", True), ("9", False), ("17", False)])
+def test_many_rows_are_packed_in_front(m: str, near: bool) -> None:
+    """Rows that a cache would lose from one panel to the next: all panels are made in front, so that rows can go in blocks."""
+    text = matmul(m, "50", "2")
+    after = run(text, TILES + MANY.replace("rows=5", "rows=5, front=9") + PEELS, [((int(m), 2), (2, 50), (50,))])
+    shapes = {op.results[0].type.shape for op in after.walk() if op.name == "memref.alloc" and "panel" in op.results[0].name}  # type: ignore[union-attr]
+    assert shapes == ({(2, 48)} if near else {(2, 2, 48)}) and "scf.if" not in print_module(after)
+
+
+def test_unknown_rows_may_be_packed_in_front() -> None:
+    """That is looked at in the version for many rows alone."""
+    after = optimize(matmul("M", "512", "64"), TILES + MANY.replace("rows=5", "rows=5, front=40") + PEELS)
+    many, front = [op for op in after.walk() if op.name == "scf.if"]
+    assert front.block is many.regions[0].block
+
+    def sources(region: Region) -> set[str]:
+        loads = [op for part in region.block for op in part.walk() if op.name == "memref.load"]
+        return {load.operands[0].name.partition(".")[2].rstrip(".123") for load in loads if load.operands[0].name.startswith("B")}
+
+    assert [sources(r) for r in front.regions] == [{"", "panel"}, {"", "panels"}] and sources(many.regions[1]) == {""}
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_machine_code_of_all_versions(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All sizes open, with room for 32 and 24 lines: the bits of a program for few rows, whatever is chosen."""
+    """All sizes open, with room for 32 and 24 lines and for less than 130 rows: the bits of a program for few rows, whatever is chosen."""
     monkeypatch.setattr(pack, "NEAR", 48 * 4 * 32)
     program = graph_opt.parse("graph @main(%x: f32[M, K], %w: f32[K, N]) {\n  %y = matmul(%x, %w)\n  return %y\n}\n")
     pipeline = PRESETS["cpu"].replace("versions=2048", "versions=24").replace("block-long-sums{", "block-long-sums{bytes=3000, ")
+    pipeline = pipeline.replace("front=600", "front=130")
     multiply = graph_opt.compile(program, pipeline=pipeline, threads=threads)
-    assert 'tag="k.block"' in str(multiply) and "N floordiv 64" in str(multiply)
+    assert 'tag="k.block"' in str(multiply) and "N floordiv 64" in str(multiply) and "(129)" in str(multiply)
     rng = np.random.default_rng(0)
-    for m, k, n in itertools.product((31, 32, 48, 130), (0, 1, 24, 25, 32, 33, 100), (512, 576, 700)):
+    for m, k, n in itertools.product((31, 32, 129, 130), (0, 1, 24, 25, 32, 33, 100), (512, 576, 700)):
         x, w = rng.standard_normal((m, k), dtype=np.float32), rng.standard_normal((k, n), dtype=np.float32)
         y = multiply(x, w)
         assert y.shape == (m, n) and np.allclose(y, x @ w, atol=1e-4)
