@@ -7,7 +7,7 @@ Every launch becomes a function of the device, equal ones one function; what is 
 from __future__ import annotations
 
 import dialects  # noqa: F401
-from codegen.cuda import control, elementwise, indices, memory, threads, vectors  # noqa: F401
+from codegen.cuda import control, elementwise, gpu_ops, indices, memory, vectors  # noqa: F401
 from codegen.cuda.module import CudaProgram
 from codegen.cuda.names import comment
 from codegen.cuda.steps import HostWriter

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from codegen.cuda.expressions import NARROW, PRIMARY, Expr, binary
 from codegen.cuda.expressions import PRODUCT as PRODUCT_LEVEL
+from codegen.cuda.gpu_ops import COLLECTIVE
 from codegen.cuda.indices import index_expr
 from codegen.cuda.memory import ALIGNMENT, static_count
 from codegen.cuda.module import BufferRef, KernelParameter
-from codegen.cuda.threads import COLLECTIVE
 from codegen.cuda.types import in_memory
 from codegen.cuda.writer import Buffer, Writer
 from codegen.llvm.polynomials import constant
