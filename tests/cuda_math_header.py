@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from codegen.cuda import control, elementwise, indices, memory, threads, vectors  # noqa: F401
+from codegen.cuda import control, elementwise, gpu_ops, indices, memory, vectors  # noqa: F401
 from codegen.cuda.expressions import Expr
 from codegen.cuda.scalars import function_name
 from codegen.cuda.writer import Writer
