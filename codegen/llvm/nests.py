@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.llvm.native import Site
+from codegen.llvm.polynomials import Poly
 from codegen.llvm.types import is_constant
 from codegen.llvm.writer import Writer
 from ir.clone import clone_operation
@@ -54,6 +55,7 @@ class KnownNests:
         self._numbers: dict[Structure, int] = {}
         self._known: dict[Any, _Written] = {}
         self._asked: tuple[Any, list[Value], frozenset[Any]] | None = None
+        self._facts_alone: dict[int, tuple[Poly, frozenset[Any], set[int]]] = {}
 
     def find(self, op: Operation) -> Call | None:
         """The call that does what an operation says, if there is a function for it."""
@@ -146,9 +148,17 @@ class KnownNests:
     def _facts(self, outside: list[Value]) -> frozenset[Any]:
         """What is known not to be negative, with values from outside by their position."""
         positions = {n: -1 - at for at, v in enumerate(outside) if isinstance(v.type, ScalarType) and (n := self._number(v)) is not None}
-        return frozenset(
-            frozenset((tuple(sorted(positions.get(n, n) for n in monomial)), c) for monomial, c in h.items()) for h in self.main.space.hypotheses
-        )
+        return frozenset(self._fact(h, positions) for h in self.main.space.hypotheses)
+
+    def _fact(self, hypothesis: Poly, positions: dict[int, int]) -> frozenset[Any]:
+        """A hypothesis with positions in the place of some numbers; what it is without any is kept, since every nest asks for all of them."""
+        kept = self._facts_alone.get(id(hypothesis))
+        if kept is None:
+            alone = frozenset(hypothesis.items())
+            kept = self._facts_alone[id(hypothesis)] = hypothesis, alone, {n for monomial in hypothesis for n in monomial}
+        if positions.keys().isdisjoint(kept[2]):
+            return kept[1]
+        return frozenset((tuple(sorted(positions.get(n, n) for n in monomial)), c) for monomial, c in hypothesis.items())
 
     def _arguments(self, imported: list[Value | int], here: dict[Value, Value]) -> tuple[list[str], list[str]]:
         """For every value that a function has taken from outside where it comes from: constants, and numbers of arguments; and the arguments."""
