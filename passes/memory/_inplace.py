@@ -34,8 +34,9 @@ class TakingOver:
 
     def __init__(self, names: Mapping[Value, Value]) -> None:
         self.names = names
-        self._structures: dict[Operation, tuple[Hashable, dict[Value, int]] | None] = {}
-        self._known: dict[Hashable, bool] = {}
+        self._structures: dict[Operation, tuple[int, dict[Value, int]] | None] = {}
+        self._numbers: dict[Hashable, int] = {}  # of structures, which are long
+        self._known: dict[tuple[int, int, int], bool] = {}
 
     def may(self, nest: Operation, old: Buffer, new: Buffer) -> bool:
         """Whether ``new``, which ``nest`` is the first to touch, may be the memory of ``old``, which it is the last to touch."""
@@ -46,8 +47,7 @@ class TakingOver:
         if nest.name == "memref.copy":  # reads all elements before it writes one
             return nest.operands[0].type == nest.operands[1].type
         if nest not in self._structures:
-            launches = any(op.name == "gpu.launch" for op in nest.walk())  # threads come in any order
-            self._structures[nest] = None if launches else _structure(nest, self.names)
+            self._structures[nest] = self._structure(nest)
         found = self._structures[nest]
         if found is None:
             return False
@@ -57,6 +57,13 @@ class TakingOver:
             judge = _in_nests if any(op.name in _NESTS for op in nest.walk()) else _in_loops
             self._known[key] = judge(nest, self.names, old.value, new.value)
         return self._known[key]
+
+    def _structure(self, nest: Operation) -> tuple[int, dict[Value, int]] | None:
+        """The number of what a nest is, and those of the values in it; None where threads come in any order."""
+        if any(op.name == "gpu.launch" for op in nest.walk()):
+            return None
+        structure, numbers = _structure(nest, self.names)
+        return self._numbers.setdefault(structure, len(self._numbers)), numbers
 
 
 def _structure(nest: Operation, names: Mapping[Value, Value]) -> tuple[Hashable, dict[Value, int]]:
