@@ -304,9 +304,9 @@ class Nests:
 
     def weighted(
         self, rows: tuple[Dim, int], batch: Dim, head: Dim, block: Dim, count: Dim, columns: tuple[Dim, int],
-        hints: Callable[[Dim, Dim, int], None] | None = None,
+        hints: Callable[[Dim, Dim, int], None] | None = None, at_once: int = 1,
     ) -> Value:  # fmt: skip
-        """Some columns of the values of a block, weighted and added up for some rows.
+        """Some columns of the values of a block, weighted and added up for some rows, ``at_once`` values in a round.
 
         ``hints`` is called for each value.
         """
@@ -319,8 +319,17 @@ class Nests:
                 hints(j, *columns)
             return fma(weight, value, total, name="sum")  # type: ignore[no-any-return]
 
-        (found,) = loop("j", 0, count, 1, add, [filled(self.zero, rows[1], columns[1])], result="weighted")
-        return found
+        def several(j: Dim, total: Value) -> Value:
+            for n in range(at_once):
+                total = add(j + n, total)
+            return total
+
+        total, whole = filled(self.zero, rows[1], columns[1]), at_once * floordiv(count, at_once)
+        if whole != 0:
+            (total,) = loop("j", 0, whole, at_once, several, [total], result="weighted")
+        if whole != count:
+            (total,) = loop("j", whole, count, 1, add, [total], result="weighted")
+        return total
 
     def join_sums(self, most_so_far: Value, sums_so_far: Value, at: Dim, largest: Value, sums: Value) -> None:
         """Joins a block with those before it; leaves the weights of both."""
@@ -346,14 +355,16 @@ class Nests:
         all_rows = 0, self.lanes_of_rows
         return load(self.most, 0, all_rows, name="most.block"), load(self.sums, 0, all_rows, name="sum.block")
 
-    def start(self, most_so_far: Value, sums_so_far: Value, values: Value, rows: int) -> None:
-        """Before the first block."""
+    def start(self, most_so_far: Value, sums_so_far: Value, values: Value, rows: int, unseen: Dim) -> None:
+        """Before the first block; ``unseen`` rows get no values from it."""
 
         for n in range(rows // self.rows):
             store(filled(self.lowest, self.lanes_of_rows), most_so_far, n, (0, self.lanes_of_rows))
             store(filled(self.zero, self.lanes_of_rows), sums_so_far, n, (0, self.lanes_of_rows))
+        if unseen == 0:
+            return
         nothing = filled(self.zero, self.problem.value_width)
-        loop("row", 0, rows, 1, lambda row: store(nothing, values, row, (0, self.problem.value_width)))
+        loop("row", 0, unseen, 1, lambda row: store(nothing, values, row, (0, self.problem.value_width)))
 
     def finish(self, sums: Value, values: Value, row: Dim, store_to: Callable[[Value], None]) -> None:
         """A row of the result: what was added up by the sum, which is 1 or more where there is any; never -0."""

@@ -213,7 +213,7 @@ class Decode(Nests):
         self.alloc_weights(self.rows)
         most_so_far, sums_so_far = self.so_far("most.so.far", self.rows), self.so_far("sums.so.far", self.rows)
         values = alloc("values", f32, self.rows, p.value_width)
-        self.start(most_so_far, sums_so_far, values, self.rows)
+        self.start(most_so_far, sums_so_far, values, self.rows, self.rows)
 
         def join(n: Dim) -> None:
             numbers = b, h, n, s, (0, self.lanes_of_rows)

@@ -18,11 +18,14 @@ from passes.loops._blocks import alloc, choose, filled, index_value, least, load
 MOST = 1 << 16
 """Numbers of a tile: its queries, their scores, and what becomes of them are on the stack."""
 AT_ONCE = 4
-"""Numbers of a key that are multiplied in a round: the end of 64 rounds is not foreseen by a processor, that of 16 is."""
+"""Numbers of a key, or keys, that are multiplied in a round: the end of 64 rounds is not foreseen by a processor, that of 16 is."""
 
 
 class Prefill(Nests):
     """Tiles of queries, each of which goes through the blocks of keys that it sees.
+
+    The rows of a tile are the queries of some heads that share their keys, as many as divide a block of rows: row r is query ``r floordiv
+    share`` of head ``r mod share``.  So a block of rows is of fewer queries, which see keys that differ less, and less is left over.
 
     A block of keys is multiplied with all queries of the tile, panel by panel; then come the exponentials, one block of rows after the
     other; then the values.  So the values may have blocks of registers of their own: ``values`` columns, and so many fewer rows that there
@@ -30,10 +33,11 @@ class Prefill(Nests):
     """
 
     def __init__(self, problem: Problem, common: Sight | None, rows: int, columns: int, queries: int, values: int) -> None:
-        size = problem.queries
         few = rows * columns // values
+        self.share = share = gcd(problem.group, rows)
+        size = problem.queries * share
         rows = min(rows, size) if isinstance(size, int) else rows
-        super().__init__(problem, common, rows, columns, range(rows))
+        super().__init__(problem, common, rows, columns, [n // share for n in range(rows)])
         self.wide: tuple[int, int] | None = (few, values) if few >= values // LANES and few < rows and rows % few == 0 else None
         tiles = max(1, min(queries, MOST // (problem.width + problem.value_width + KEYS)) // rows)
         self.tile = rows * (min(tiles, -(-size // rows)) if isinstance(size, int) else tiles)
@@ -46,17 +50,30 @@ class Prefill(Nests):
         p = self.problem
         panels = ceildiv(self.seen(), self.columns)
         parallel([("b", 0, p.batch), ("h", 0, p.key_heads), ("c", 0, panels)], self._panel, tag="keys")
-        tiles = ceildiv(p.queries, self.tile)
+        tiles, heads = ceildiv(p.queries, self.queries), p.key_heads * (p.group // self.share)
         if p.causal and tiles != 1:  # a short tile together with a long one, so that all rounds are about as much work
-            parallel([("b", 0, p.batch), ("h", 0, p.heads), ("t", 0, ceildiv(tiles, 2))], lambda b, h, t: self._two(b, h, t, tiles), tag="query")
+            parallel([("b", 0, p.batch), ("h", 0, heads), ("t", 0, ceildiv(tiles, 2))], lambda b, h, t: self._two(b, h, t, tiles), tag="query")
         else:
-            parallel([("b", 0, p.batch), ("h", 0, p.heads), ("t", 0, tiles)], self._tile, tag="query")
+            parallel([("b", 0, p.batch), ("h", 0, heads), ("t", 0, tiles)], lambda b, h, t: self._tile(b, h, t, t + 1), tag="query")
+
+    @property
+    def queries(self) -> int:
+        """Those of a tile."""
+        return self.tile // self.share
+
+    def _key_head(self, h: Dim) -> Dim:
+        return floordiv(h, self.problem.group // self.share)
+
+    def _place(self, h: Dim, first: Dim, row: Dim) -> tuple[Dim, Dim]:
+        """Head and query of a row of the tile that begins with the query ``first``."""
+        return h * self.share + mod(row, self.share), first + floordiv(row, self.share)
 
     def _two(self, b: Dim, h: Dim, t: Dim, tiles: Dim) -> None:
         """The t-th tile from the front and from the back."""
 
         def one(side: Dim) -> None:
-            self._tile(b, h, least("tile", most("tile.from", t + side * (tiles - 1 - 2 * t), 0), tiles - 1))
+            at = least("tile", most("tile.from", t + side * (tiles - 1 - 2 * t), 0), tiles - 1)
+            self._tile(b, h, at, tiles - 1 - at + side)
 
         loop("side", 0, least("sides", tiles - 2 * t, 2), 1, one)
 
@@ -65,56 +82,63 @@ class Prefill(Nests):
         whole = isinstance(self.problem.keys, int) and self.problem.keys % self.columns == 0
         self._turn(b, h, first, self.columns if whole else least("some", self.problem.keys - first, self.columns), self.panels, (b, h, c))
 
-    def _tile(self, b: Dim, h: Dim, t: Dim) -> None:
-        p = self.problem
-        first = self.tile * t
-        stop = least("stop", first + self.tile, p.queries)
+    def _tile(self, b: Dim, h: Dim, t: Dim, after: Dim) -> None:
+        """The t-th tile of some heads; ``after`` is the number of the next one."""
+        p, share = self.problem, self.share
+        first = self.queries * t
+        stop = least("stop", first + self.queries, p.queries)
         sight = self.sight(b)
         self.alloc_scores(self.tile)
         self.alloc_weights(self.tile)
         self.q = alloc("q.tile", f32, self.tile, p.width)
         self.values = alloc("values", f32, self.tile, p.value_width)
         self.most_so_far, self.sums_so_far = self.so_far("most.so.far", self.tile), self.so_far("sums.so.far", self.tile)
-        self.start(self.most_so_far, self.sums_so_far, self.values, self.tile)
-
-        def scaled(i: Dim) -> None:
-            store(mulf(load(p.q.buffer, *p.q.at(b, h, i, (0, p.width)), name="q"), self.scale), self.q, i - first, (0, p.width))
-
-        loop("i", first, stop, 1, scaled)
-        loop("i", stop, first + self.tile, 1, lambda i: store(filled(self.zero, p.width), self.q, i - first, (0, p.width)))
         end = least("end", *sight.end(stop - 1))
-        loop("block", 0, end, KEYS, lambda block: self._block(b, h, first, stop, block, sight), tag="keys.block")
+        unseen = least("unseen", most("see.nothing", self._begin(sight, first, 0), self.tile * (1 - end)), self.tile)
+        self.start(self.most_so_far, self.sums_so_far, self.values, self.tile, unseen)
 
-        def finished(i: Dim) -> None:
-            self.finish(self.sums_so_far, self.values, i - first, lambda row: store(row, p.out.buffer, *p.out.at(b, h, i, (0, p.value_width))))
+        def scaled(n: Dim, i: Dim) -> None:
+            query = load(p.q.buffer, *p.q.at(b, h * share + n, i, (0, p.width)), name="q")
+            store(mulf(query, self.scale), self.q, share * (i - first) + n, (0, p.width))
 
-        loop("i", first, stop, 1, finished)
+        loop("head", 0, share, 1, lambda n: loop("i", first, stop, 1, lambda i: scaled(n, i)))
+        loop("i", share * (stop - first), self.tile, 1, lambda row: store(filled(self.zero, p.width), self.q, row, (0, p.width)))
+        queries = first, stop, self.queries * after
+        loop("block", 0, end, KEYS, lambda block: self._block(b, h, queries, block, sight), tag="keys.block")
+
+        def finished(n: Dim, i: Dim) -> None:
+            out = p.out.at(b, h * share + n, i, (0, p.value_width))
+            self.finish(self.sums_so_far, self.values, share * (i - first) + n, lambda row: store(row, p.out.buffer, *out))
+
+        loop("head", 0, share, 1, lambda n: loop("i", first, stop, 1, lambda i: finished(n, i)))
 
     def _begin(self, sight: Sight, first: Dim, key: Dim) -> Dim:
         """The first block of rows that sees a key."""
         if sight.shift is None:
             return 0
-        return self.rows * most("begin", floordiv(key - sight.shift + 1 - first, self.rows), 0)
+        return self.rows * most("begin", floordiv(self.share * (key - sight.shift + 1 - first), self.rows), 0)
 
     def _count(self, sight: Sight, last: Dim, block: Dim) -> Dim:
         """How many keys of a block the query ``last`` sees."""
         return most("count", least("at.most", least("end", *sight.end(last)) - block, KEYS), 0)
 
-    def _block(self, b: Dim, h: Dim, first: Dim, stop: Dim, block: Dim, sight: Sight) -> None:
-        """One block of keys, for those rows of the tile that see any of it."""
-        rows = least("rows", stop - first, self.tile)
-        self._scores(b, h, first, rows, self._count(sight, stop - 1, block), block, sight)
+    def _block(self, b: Dim, h: Dim, queries: tuple[Dim, Dim, Dim], block: Dim, sight: Sight) -> None:
+        """One block of keys, for those rows of the tile that see any of it; the queries are the first one, the end, and the next tile's first."""
+        first, stop, _ = queries
+        rows = least("rows", self.share * (stop - first), self.tile)
+        self._scores(b, h, queries, rows, self._count(sight, stop - 1, block), block, sight)
         begin = self._begin(sight, first, block)
         loop("row", begin, rows, self.rows, lambda row: self._softmax(b, h, first, row, block, sight))
-        self._values(b, floordiv(h, self.problem.group), first, (begin, rows), block, sight)
+        self._values(b, self._key_head(h), first, (begin, rows), block, sight)
 
-    def _scores(self, b: Dim, h: Dim, first: Dim, rows: Dim, count: Dim, block: Dim, sight: Sight) -> None:
+    def _scores(self, b: Dim, h: Dim, queries: tuple[Dim, Dim, Dim], rows: Dim, count: Dim, block: Dim, sight: Sight) -> None:
         """Panel by panel, for the rows that see any of it; the last half of a panel is not needed everywhere.
 
-        With the first block of keys, lines of the result are brought near, a few at a time: they are written at the end.
+        With the first block of keys, lines of the result are brought near, a few at a time, and queries of the next tile: they are written
+        at the end, and read then.
         """
-        p, half = self.problem, self.columns // 2
-        key_head, share = floordiv(h, p.group), -(-self.rows * self.columns // KEYS)
+        p, half, (first, _, after) = self.problem, self.columns // 2, queries
+        key_head, share = self._key_head(h), -(-self.rows * self.columns // KEYS)
 
         def keys(at: Dim, d: Dim, width: int) -> Value:
             lane = 0 if width == self.columns else mod(at, self.columns)
@@ -123,7 +147,12 @@ class Prefill(Nests):
         def ask(row: Dim, at: Dim) -> None:
             start = share * floordiv(at, self.columns)
             stop = start + most("ask", share - block, 0)
-            loop("r", start, stop, 1, lambda r: prefetch(p.out.buffer, *p.out.at(b, h, first + row + r, (0, p.value_width))))
+
+            def lines(r: Dim) -> None:
+                prefetch(p.out.buffer, *p.out.at(b, *self._place(h, first, row + r), (0, p.value_width)))
+                prefetch(p.q.buffer, *p.q.at(b, *self._place(h, after, row + r), (0, p.width)), locality=2)
+
+            loop("r", start, stop, 1, lines)
 
         def score(at: Dim, width: int, start: Dim, stop: Dim) -> None:
             def one(row: Dim) -> None:
@@ -161,9 +190,14 @@ class Prefill(Nests):
 
     def _softmax(self, b: Dim, h: Dim, first: Dim, row: Dim, block: Dim, sight: Sight) -> None:
         """What becomes of the scores of a block of rows."""
-        p, query = self.problem, first + row
-        count = self._count(sight, query + (self.rows - 1), block)
-        self.apply_mask(row, b, block, count, lambda r: (h, least("query", query + r, p.queries - 1)), alike=True)
+        query = first + floordiv(row, self.share)
+        count = self._count(sight, query + (self.rows - 1) // self.share, block)
+
+        def place(r: Dim) -> tuple[Dim, Dim]:
+            head, at = self._place(h, query, r)
+            return head, least("query", at, self.problem.queries - 1)
+
+        self.apply_mask(row, b, block, count, place, alike=self.share == 1)
         self.hide(row, sight, query, block, count)
         self.exponentials(row, count)
         self.join_sums(self.most_so_far, self.sums_so_far, row, *self._of_block())
@@ -172,8 +206,8 @@ class Prefill(Nests):
         """The values of a block, weighted, added up, and joined with those before."""
 
         def some(at: Dim, size: int, columns: tuple[Dim, int]) -> None:
-            count = self._count(sight, first + at + (size - 1), block)
-            found = self.weighted((at, size), b, head, block, count, columns)
+            count = self._count(sight, first + floordiv(at + (size - 1), self.share), block)
+            found = self.weighted((at, size), b, head, block, count, columns, at_once=AT_ONCE)
             self._keep((at, size), found, columns, block)
 
         def all_rows(column: Dim, columns: int, size: int) -> None:

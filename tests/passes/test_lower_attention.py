@@ -213,6 +213,29 @@ def test_the_same_bits(causal: bool) -> None:
         assert same_bits(part, want[:, :, :50])
 
 
+@pytest.mark.parametrize("heads", [(3, 1), (8, 2), (12, 1)])
+def test_heads_of_a_tile(heads: tuple[int, int]) -> None:
+    """Heads that share their keys share tiles, in numbers that do and don't divide a block of rows: each has the bits that it has alone."""
+
+    def compiled(heads: tuple[int, int], steps: int | str = "S") -> Callable[..., np.ndarray]:
+        written = {"S": steps, "T": 140} if isinstance(steps, int) else {}
+        more = f", %m: f32[{heads[0]}, {steps}, {written.get('T', 'T')}], %n: i64[B]"
+        return native(Form(*heads, 16, 20, ", causal=true, mask=%m, length=%n", more, written).text)
+
+    together, alone, known = compiled(heads), compiled((1, 1)), {18: compiled(heads, 18)}
+    for steps, length in ((5, 140), (18, 129), (18, 0), (50, 131), (50, 30)):
+        q, k, v = Form(*heads, 16, 20).arrays(1, steps, 140, seed=steps)
+        mask = np.random.default_rng(1).standard_normal((heads[0], steps, 140), dtype=np.float32)
+        mask[:, steps // 2, :100] = -np.inf
+        found = together(q, k, v, mask, np.array([length]))
+        for head in range(heads[0]):
+            at, own = slice(head, head + 1), slice(head * heads[1] // heads[0], head * heads[1] // heads[0] + 1)
+            want = alone(*(np.ascontiguousarray(a) for a in (q[:, at], k[:, own], v[:, own], mask[at])), np.array([length]))
+            assert same_bits(found[:, at], want), (steps, length, head)
+        if steps in known:
+            assert same_bits(known[steps](q, k, v, mask, np.array([length])), found)
+
+
 @pytest.mark.parametrize("written", [{}, {"S": 1}, {"S": 5, "T": 20}])
 def test_the_last_level_has_the_bits_of_machine_code(written: dict[str, int]) -> None:
     form = Form(2, 1, 4, 4, ", causal=true, length=%n", ", %n: i64[]", written)
