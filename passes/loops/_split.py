@@ -70,14 +70,15 @@ class Split:
         self.infinity = number(_INFINITY, i32, "infinity")
         self.nothing, self.zero = number(0, i32, "nothing"), number(0.0, f32, "zero")
         self.nan = number(float("nan"), f32, "nan")
-        self.shift, self.shift_bits = number(_SHIFT, f32, "shift"), number(_bits(_SHIFT), i32, "shift.bits")
-        self.sign, self.all = number(31, i32, "sign"), number(-1, i32, "all")
+        shift = _SHIFT if count == 3 else 1.5 * _SHIFT
+        self.shift, self.shift_bits = number(shift, f32, "shift"), number(_bits(shift), i32, "shift.bits")
+        self.all = number(-1, i32, "all")
         self.least = number(_bits(LARGEST[count] * LEAST_SCALE), i32, "least")
         self.steps = [number(8 * n, i32, "step") for n in range(count)]
         self.halves = [number(sum(128 << 8 * m for m in range(n)), i32, "half") for n in range(count)]
         if count == 3:
             self.up, self.down = (number(n, i32, name) for n, name in zip(POWER_STEPS, ("up", "down"), strict=True))
-            self.inverse = number(254 << 23, i32, "inverse")
+            self.inverse, self.sign = number(254 << 23, i32, "inverse"), number(31, i32, "sign")
         else:
             self.limit = number(LARGEST[count], f32, "limit")
 
@@ -117,17 +118,14 @@ class Split:
 
     def block(self, row: Dim, block: Dim) -> None:
         """Splits a block."""
-        found = _as(self.load(row, block), i32, "bits")
+        x = self.load(row, block)
+        found = _as(x, i32, "bits")
         sizes = andi(found, self.magnitude)
         largest = self.reduce(sizes, "max", "largest")
         finite = cmpi(largest, self.infinity, predicate="lt", name="finite")
         scale, factor = self._scale(maxsi(select(finite, largest, self.nothing), self.least))
         factor, all_or_none = self.for_each(factor), self.for_each(select(finite, self.all, self.nothing))
-        # a number below 2**23 plus 2**23 has its integer, rounded to even, behind the exponent; fptosi would be slow for what can't be here
-        scaled = _stored(mulf(_as(sizes, f32), factor), "scaled")
-        size = subi(_as(addf(scaled, self.shift), i32), self.shift_bits)
-        sign = shrsi(found, self.sign)
-        integers = andi(subi(xori(size, sign), sign), all_or_none, name="integers")
+        integers = andi(self._integers(x, found, sizes, factor), all_or_none, name="integers")
         moved = [shrsi(addi(integers, self.halves[n]), self.steps[n]) if n else integers for n in range(self.count)]
         totals = [self.reduce(m, "add", f"total.{n}") for n, m in enumerate(moved)]
         for n, m in enumerate(moved):  # m is the n-th digit and 256 times the next m; the last one is a digit
@@ -138,6 +136,20 @@ class Split:
         self.store(scale, self.scales, row, block, 0)
         total = _stored(sitofp(totals[0], result_type=_like(totals[0], f32)), "total")
         self.store(_stored(mulf(scale, total), "total"), self.scales, row, block, 1)
+
+    def _integers(self, x: Value, bits: Value, sizes: Value, factor: Value) -> Value:
+        """What numbers times a factor are, rounded to even; ``sizes`` are the bits of their magnitudes.
+
+        A number added to a float whose last bit counts one leaves its integer there; fptosi would be slow for what can't be here.  Of three
+        digits only magnitudes, which are below 2**23, are small enough; less, below 2**22, are it with their signs.
+        """
+        if self.count < 3:
+            scaled = _stored(mulf(x, factor), "scaled")
+            return subi(_as(addf(scaled, self.shift), i32), self.shift_bits)  # type: ignore[no-any-return]
+        scaled = _stored(mulf(_as(sizes, f32), factor), "scaled")
+        size = subi(_as(addf(scaled, self.shift), i32), self.shift_bits)
+        sign = shrsi(bits, self.sign)
+        return subi(xori(size, sign), sign)  # type: ignore[no-any-return]
 
     def _scale(self, largest: Value) -> tuple[Value, Value]:
         """The scale for bits of the largest magnitude, and what numbers are multiplied with."""

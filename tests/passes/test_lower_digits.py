@@ -139,6 +139,25 @@ def test_blocks_that_are_split_together(blocks: int, count: int) -> None:
         assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_lies_between_two_integers_goes_to_the_even_one(count: int) -> None:
+    """With both signs, up to the largest integers, and in the interpreter as in machine code; the scale is 1 here."""
+    limit = d.LARGEST[count]
+    found = np.random.default_rng(count).integers(-2 * limit, 2 * limit + 1, (2, 64)) / 2
+    found[:, ::32], found[:, 1::32], found[0, 2:8] = limit, -limit, [0.5, -0.5, 1.5, -1.5, limit - 0.5, 0.5 - limit]
+    x = found.astype(np.float32)
+    text = f"graph @main(%x: f32[S, 64]) -> (i8[S, 2, {count}, 32], f32[S, 2, 2], i32[S, 2, {count}]) {{\n"
+    module = graph_opt.parse(text + f"  %d, %s, %t = split_digits(%x, digits={count})\n  return %d, %s, %t\n}}\n")
+    program = graph_opt.compile(module)
+    PassManager(load_pipeline(PRESETS["cpu"])).run(module)
+    expected = d.split_digits(x, digits=count)
+    integers = (expected[0].astype(np.int64) * (256 ** np.arange(count))[:, None]).sum(axis=-2)
+    assert np.array_equal(integers.reshape(2, 64), np.rint(x).astype(np.int64))
+    for results in (program(x), Interpreter(module).run(module.graphs["main"], [x])):
+        for a, b in zip(results, expected, strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
 @pytest.mark.parametrize("format_", FORMATS)
 def test_rows_of_a_packed_table(format_: str) -> None:
     packed = d.pack_rows(random_weights(format_, 70, 96))
