@@ -179,12 +179,14 @@ class Nests:
     # -- memory of a block of rows ---------------------------------------------------------------------------------
 
     def alloc_scores(self, rows: int) -> None:
-        """Memory for the scores of some rows and a block of keys, and for what is found in a block of rows of them."""
+        """Memory for the scores of some rows and a block of keys, and for what is found in them: the largest, and the sums."""
         self.scores = alloc("scores", f32, rows, KEYS)
-        self.most, self.most_column = self._numbers("most", 1)
+        blocks = rows // self.rows
+        self.most, self.most_column = self._numbers("most", blocks)
         self.sums, _ = self._numbers("sums", 1)
-        for numbers in (self.most, self.sums):
-            store(filled(self.zero, self.lanes_of_rows), numbers, 0, (0, self.lanes_of_rows))
+        self.lane_sums = alloc("lane.sums", f32, rows, LANES)
+        for numbers, n in ((self.sums, 0), *((self.most, n) for n in range(blocks))):
+            store(filled(self.zero, self.lanes_of_rows), numbers, n, (0, self.lanes_of_rows))
 
     def alloc_weights(self, rows: int) -> None:
         """Memory for what joins blocks, for some rows; numbers for each row are written as vectors and read as columns."""
@@ -272,8 +274,8 @@ class Nests:
 
     # -- softmax of a block ----------------------------------------------------------------------------------------
 
-    def exponentials(self, first: Dim, count: Dim) -> None:
-        """The largest score of each row from ``first`` on, the exponentials of all in their place, and their sums.
+    def largest(self, first: Dim, count: Dim) -> None:
+        """The largest score of each row of the block from ``first`` on.
 
         NaN is not looked for: a row that has one is NaN by its sum.
         """
@@ -283,11 +285,15 @@ class Nests:
             return select(cmpf(score, found, predicate="gt"), score, found, name="larger")  # type: ignore[no-any-return]
 
         (found,) = loop("p", 0, count, LANES, larger, [filled(self.lowest, self.rows, LANES)], result="largest.lanes")
-        store(multi_reduction(found, kind="max", axes=(1,), name="largest"), self.most, 0, (0, self.rows))
+        place = floordiv(first, self.rows), (0, self.rows)
+        store(multi_reduction(found, kind="max", axes=(1,), name="largest"), self.most, *place)
+
+    def exponentials(self, first: Dim, count: Dim) -> None:
+        """The exponentials of a block of rows in the place of their scores, and their sums."""
         some = next((n for n in (4, 3, 5) if self.rows % n == 0), self.rows)
 
         def rows(row: Dim) -> None:
-            largest = load(self.most_column, (row, some), 0, keep=True, name="largest")
+            largest = load(self.most_column, (self._in_column(first) + row, some), 0, keep=True, name="largest")
 
             def add(p: Dim, total: Value) -> Value:
                 score = load(self.scores, (first + row, some), (p, LANES), name="score")
@@ -296,7 +302,7 @@ class Nests:
                 return addf(total, e, name="sum")  # type: ignore[no-any-return]
 
             (total,) = loop("p", 0, count, LANES, add, [filled(self.zero, some, LANES)], result="sum.lanes")
-            store(multi_reduction(total, kind="add", axes=(1,), name="sum"), self.sums, 0, (row, some))
+            store(total, self.lane_sums, (first + row, some), (0, LANES))
 
         loop("row", 0, self.rows, some, rows)
 
@@ -350,10 +356,12 @@ class Nests:
         old = load(so_far, rows, columns, name="values.before")
         store(fma(values, now, mulf(old, before), name="values.now"), so_far, rows, columns)
 
-    def _of_block(self) -> tuple[Value, Value]:
-        """The largest scores and the sums of the block of rows and keys that was worked on last."""
+    def found(self, first: Dim) -> tuple[Value, Value]:
+        """The largest scores and the sums of a block of rows."""
         all_rows = 0, self.lanes_of_rows
-        return load(self.most, 0, all_rows, name="most.block"), load(self.sums, 0, all_rows, name="sum.block")
+        total = load(self.lane_sums, (first, self.rows), (0, LANES), name="sum.lanes")
+        store(multi_reduction(total, kind="add", axes=(1,), name="sum"), self.sums, 0, (0, self.rows))
+        return load(self.most, floordiv(first, self.rows), all_rows, name="most.block"), load(self.sums, 0, all_rows, name="sum.block")
 
     def start(self, most_so_far: Value, sums_so_far: Value, values: Value, rows: int, unseen: Dim) -> None:
         """Before the first block; ``unseen`` rows get no values from it."""

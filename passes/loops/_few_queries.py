@@ -198,8 +198,9 @@ class Decode(Nests):
             loop("j", 0, count, LANES, take)
         self.apply_mask(0, b, block, count, lambda r: self._place(h, s, r), alike=p.group == 1)
         self.hide(0, sight, self.steps * s, block, count)
+        self.largest(0, count)
         self.exponentials(0, count)
-        for found, target in zip(self._of_block(), (self.all_most, self.all_sums), strict=True):
+        for found, target in zip(self.found(0), (self.all_most, self.all_sums), strict=True):
             store(found, target, b, h, n, s, (0, self.lanes_of_rows))
 
         def keep(column: Dim, columns: int) -> None:

@@ -27,9 +27,9 @@ class Prefill(Nests):
     The rows of a tile are the queries of some heads that share their keys, as many as divide a block of rows: row r is query ``r floordiv
     share`` of head ``r mod share``.  So a block of rows is of fewer queries, which see keys that differ less, and less is left over.
 
-    A block of keys is multiplied with all queries of the tile, panel by panel; then come the exponentials, one block of rows after the
-    other; then the values.  So the values may have blocks of registers of their own: ``values`` columns, and so many fewer rows that there
-    are no more sums, unless these would be fewer rows than each has pieces of ``LANES`` columns.
+    A block of keys is multiplied with all queries of the tile, panel by panel; then come the largest scores, the exponentials and their
+    sums, one block of rows after the other; then the values.  So the values may have blocks of registers of their own: ``values``
+    columns, and so many fewer rows that there are no more sums, unless these would be fewer rows than each has pieces of ``LANES`` columns.
     """
 
     def __init__(self, problem: Problem, common: Sight | None, rows: int, columns: int, queries: int, values: int) -> None:
@@ -128,7 +128,17 @@ class Prefill(Nests):
         rows = least("rows", self.share * (stop - first), self.tile)
         self._scores(b, h, queries, rows, self._count(sight, stop - 1, block), block, sight)
         begin = self._begin(sight, first, block)
-        loop("row", begin, rows, self.rows, lambda row: self._softmax(b, h, first, row, block, sight))
+
+        def count(row: Dim) -> Dim:
+            return self._count(sight, first + floordiv(row, self.share) + (self.rows - 1) // self.share, block)
+
+        def each(one: Callable[[Dim], None]) -> None:
+            loop("row", begin, rows, self.rows, one)
+
+        # one after the other, so that what has to wait in a block of rows waits beside others
+        each(lambda row: self._largest(b, h, first, row, block, count(row), sight))
+        each(lambda row: self.exponentials(row, count(row)))
+        each(lambda row: self.join_sums(self.most_so_far, self.sums_so_far, row, *self.found(row)))
         self._values(b, self._key_head(h), first, (begin, rows), block, sight)
 
     def _scores(self, b: Dim, h: Dim, queries: tuple[Dim, Dim, Dim], rows: Dim, count: Dim, block: Dim, sight: Sight) -> None:
@@ -188,10 +198,9 @@ class Prefill(Nests):
         (found,) = loop("d", 0, self.problem.width, at_once, add, [filled(self.zero, self.rows, width)], result="score")
         store(found, self.scores, rows, (at, width))
 
-    def _softmax(self, b: Dim, h: Dim, first: Dim, row: Dim, block: Dim, sight: Sight) -> None:
-        """What becomes of the scores of a block of rows."""
+    def _largest(self, b: Dim, h: Dim, first: Dim, row: Dim, block: Dim, count: Dim, sight: Sight) -> None:
+        """Hides scores of a block of rows, and finds the largest ones."""
         query = first + floordiv(row, self.share)
-        count = self._count(sight, query + (self.rows - 1) // self.share, block)
 
         def place(r: Dim) -> tuple[Dim, Dim]:
             head, at = self._place(h, query, r)
@@ -199,8 +208,7 @@ class Prefill(Nests):
 
         self.apply_mask(row, b, block, count, place, alike=self.share == 1)
         self.hide(row, sight, query, block, count)
-        self.exponentials(row, count)
-        self.join_sums(self.most_so_far, self.sums_so_far, row, *self._of_block())
+        self.largest(row, count)
 
     def _values(self, b: Dim, head: Dim, first: Dim, rows: tuple[Dim, Dim], block: Dim, sight: Sight) -> None:
         """The values of a block, weighted, added up, and joined with those before."""

@@ -88,12 +88,12 @@ def test_sizes(steps: int, total: int, causal: bool) -> None:
     assert all(same_bits(found[0], other) for other in found), "sizes that are known change no bits"
 
 
-@pytest.mark.parametrize(("batch", "steps", "total"), [(0, 3, 4), (2, 0, 4), (2, 3, 0), (1, 0, 0)])
+@pytest.mark.parametrize(("batch", "steps", "total"), [(0, 3, 4), (2, 0, 130), (2, 3, 0), (1, 0, 0)])
 def test_nothing(batch: int, steps: int, total: int) -> None:
-    for options in ("", ", causal=true"):
+    for options, more in (("", ""), (", causal=true", ""), (", causal=true, length=%n", ", %n: i64[]")):
         for written in ({}, {"S": steps, "T": total}):
-            form = Form(options=options, written=written)
-            found = native(form.text)(*form.arrays(batch, steps, total))
+            form = Form(options=options, more=more, written=written)
+            found = native(form.text)(*form.arrays(batch, steps, total), *([np.array(total)] if more else []))
             assert found.shape == (batch, 4, steps, 16) and not found.any()
 
 
