@@ -12,6 +12,7 @@ from dialects.memref import from_tensor, to_tensor
 from ir.builder import Builder
 from ir.core import Module, Operation, Value
 from ir.dims import Dim, symbols_of
+from ir.references import load_time_graphs
 from ir.rewriter import move_before, walk_graphs
 from ir.types import TensorType, f32
 from passes.graph._attention import group_of, is_plain, is_tiled
@@ -105,9 +106,10 @@ class LowerAttention(Pass):
 
     def run(self, module: Module, context: PassContext) -> bool:
         changed = False
+        at_load_time = load_time_graphs(module)
         for graph in walk_graphs(module):
             known, alike = Known({}, {}), Alike(context.folding)
-            for op in [o for o in graph.block if o.name == "graph.attention"]:
+            for op in [o for o in graph.block if o.name == "graph.attention" and graph.name not in at_load_time]:
                 if is_tiled(op) and is_plain(op):
                     form = self._lower(op, known, alike)
                     context.count(f"attention {form}")

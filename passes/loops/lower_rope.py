@@ -17,6 +17,7 @@ from ir.attributes import Dense
 from ir.builder import Builder
 from ir.core import Module, Operation, Value
 from ir.dims import Dim
+from ir.references import load_time_graphs
 from ir.rewriter import walk_graphs
 from ir.types import ScalarType, TensorType, f32, f64
 from passes.graph._rope import is_whole
@@ -71,9 +72,10 @@ class LowerRope(Pass):
 def lower_all(module: Module, context: PassContext, form: Loops) -> bool:
     """Lowers the embeddings of every graph, each graph with tables of its own; returns whether there are any."""
     changed = False
+    at_load_time = load_time_graphs(module)
     for graph in walk_graphs(module):
         tables: Tables = {}
-        for op in [o for o in graph.block if o.name == "graph.rope"]:
+        for op in [o for o in graph.block if o.name == "graph.rope" and graph.name not in at_load_time]:
             if is_whole(op):
                 lower_op(op, tables, form)
                 context.count("rotary embeddings")

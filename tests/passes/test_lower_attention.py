@@ -329,6 +329,23 @@ graph @main(%A: memref<f32[1, 16]>, %x: f32[1, 16]) -> f32[1, 16] {
     assert np.array_equal(found, a)
 
 
+@pytest.mark.parametrize("call", ["attention(%a, %a, %a)", "rope(%a, %n, interleaved=true)"])
+def test_what_is_computed_once_is_not_lowered(call: str) -> None:
+    """Graphs that run when a program is loaded have operations on tensors, with other ones beside them."""
+    text = f"""
+graph @main(%x: f32[4, 64], %a: f32[16, 64], %n: i64[16], %w: f32[64, 64]) -> (f32[4, 64], f32[16, 64]) {{
+  %h = {call}
+  %y = linear(%x, %w)
+  return %y, %h
+}}
+"""
+    x, a, w = (np.random.default_rng(n).standard_normal(s).astype(np.float32) for n, s in enumerate(((4, 64), (16, 64), (64, 64))))
+    constants = {"a": a, "n": np.arange(16), "w": w}
+    y, h = graph_opt.compile(graph_opt.parse(text), constants=constants)(x)
+    wanted = graph_opt.compile(graph_opt.parse(text), device="reference")(x, *constants.values())
+    assert np.allclose(y, wanted[0], atol=1e-4) and np.allclose(h, wanted[1], atol=1e-5)
+
+
 def test_wrong_options() -> None:
     for options in ({"rows": 0}, {"queries": 0}, {"columns": 8}, {"columns": 48}, {"columns": 256}, {"values": 0}, {"values": 24}):
         with pytest.raises(ValueError, match="expected"):
