@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,9 +167,9 @@ def test_layers_have_launches_of_the_first_one_for_their_buffers(options: str, m
     built: list[str] = []
     build = MapAttention._build
 
-    def noted(self: MapAttention, problem: Problem, name: str) -> str:
+    def noted(self: MapAttention, problem: Problem, name: str, *tilings: Any) -> None:
         built.append(name)
-        return build(self, problem, name)
+        build(self, problem, name, *tilings)
 
     monkeypatch.setattr(MapAttention, "_build", noted)
     module = mapped(text, options)
