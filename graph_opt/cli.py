@@ -19,7 +19,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 _COMMANDS = ("run", "bench", "list", "explain", "explain-fusion", "cache", "import", "generate")
 _LISTS = ("ops", "passes")
@@ -42,6 +43,29 @@ examples:
   graph-opt samples/mlp.graph --emit loops
   graph-opt run samples/mlp.graph --shape x=f32[4,64]
 """
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what was probably meant by words that it does not know; ``command`` is one that the first word looks like."""
+
+    command: str | None = None
+
+    def error(self, message: str) -> NoReturn:
+        _, found, words = message.partition("unrecognized arguments: ")
+        hint = self._meant(words.split()) if found else None
+        super().error(message if hint is None else f"{message}\nhint: {hint}")
+
+    def _meant(self, words: Sequence[str]) -> str | None:
+        from ir.diagnostics import did_you_mean
+
+        for flag in (word.partition("=")[0] for word in words if word.startswith("-")):
+            others = [parser.prog for parser in (make() for make in _parsers().values()) if flag in parser._option_string_actions]
+            if others:
+                return f"{flag} is a flag of {', '.join(others)}"
+            near = did_you_mean(flag, self._option_string_actions)
+            if near is not None:
+                return near
+        return None if self.command is None else f"did you mean '{self.prog} {self.command}'?"
 
 
 def _seed(text: str) -> int:
@@ -88,9 +112,9 @@ def _program_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show Python's traceback for a fault of graph-opt")
 
 
-def opt_parser() -> argparse.ArgumentParser:
+def opt_parser() -> _Parser:
     """The flags of ``graph-opt FILE``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="graph-opt",
         description="Reads a program of tensor operations, runs passes, prints the result.",
         epilog=_EPILOG,
@@ -124,14 +148,14 @@ def opt_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_parser() -> argparse.ArgumentParser:
+def run_parser() -> _Parser:
     """The flags of ``graph-opt run FILE``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="graph-opt run",
-        description="Runs a program. Inputs that are not given are generated, and that is said. The compiled program is kept for the next run "
-        "when all inputs are given; with generated ones it is compiled anew.",
+        description="Runs a program. Inputs that are not given are generated, and that is said. The compiled program is kept for the next run.",
     )
     _program_flags(parser)
+    parser.add_argument("--dims", metavar="B=4,S=128", action="append", default=[], help="sizes of named dimensions in generated inputs")
     parser.add_argument("--input", metavar="X=X.npy", dest="inputs", action="append", default=[], help="an array for a parameter; may be repeated")
     parser.add_argument("--output", metavar="Y=Y.npy", dest="outputs", action="append", default=[], help="where to write a result; may be repeated")
     parser.add_argument("--device", help="what runs it: cpu (machine code), cuda or cuda:N (a GPU), cuda-emulated, reference (the interpreter)")
@@ -140,9 +164,9 @@ def run_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def bench_parser() -> argparse.ArgumentParser:
+def bench_parser() -> _Parser:
     """The flags of ``graph-opt bench FILE``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="graph-opt bench",
         description="Measures a program on this machine, loop nest by loop nest, beside what the machine can do. "
         "Inputs and weights that are not given are generated, and that is said.",
@@ -162,9 +186,9 @@ def _cache_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cache", action="store_true", help="compile anew, and keep nothing in the cache of compiled programs")
 
 
-def cache_parser() -> argparse.ArgumentParser:
+def cache_parser() -> _Parser:
     """The flags of ``graph-opt cache``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="graph-opt cache",
         description="Says where compiled programs are kept and how much there is. GRAPH_OPT_CACHE=off keeps nothing, GRAPH_OPT_CACHE=PATH keeps "
         "it elsewhere.",
@@ -173,9 +197,9 @@ def cache_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def list_parser() -> argparse.ArgumentParser:
+def list_parser() -> _Parser:
     """The flags of ``graph-opt list``."""
-    parser = argparse.ArgumentParser(prog="graph-opt list", description="Lists what there is, one line each.")
+    parser = _Parser(prog="graph-opt list", description="Lists what there is, one line each.")
     parser.add_argument("what", choices=_LISTS)
     return parser
 
@@ -189,16 +213,16 @@ def _suggest_list(args: list[str]) -> None:
         list_parser().error(f"there is no list '{args[0]}'; " + (f"did you mean '{near[0]}'?" if near else f"lists: {', '.join(_LISTS)}"))
 
 
-def explain_parser() -> argparse.ArgumentParser:
+def explain_parser() -> _Parser:
     """The flags of ``graph-opt explain``."""
-    parser = argparse.ArgumentParser(prog="graph-opt explain", description="Prints the reference page of an operation, a pass or a preset.")
+    parser = _Parser(prog="graph-opt explain", description="Prints the reference page of an operation, a pass or a preset.")
     parser.add_argument("name", metavar="NAME")
     return parser
 
 
-def fusion_parser() -> argparse.ArgumentParser:
+def fusion_parser() -> _Parser:
     """The flags of ``graph-opt explain-fusion FILE``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="graph-opt explain-fusion",
         description="Says which computations of a program became one loop nest and by which rule, and what kept the others apart.",
     )
@@ -207,9 +231,9 @@ def fusion_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def import_parser() -> argparse.ArgumentParser:
+def import_parser() -> _Parser:
     """The flags of ``graph-opt import MODEL.gguf``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="graph-opt import",
         description="Writes the program of a model in a GGUF file: text that reads its weights from the file.",
     )
@@ -219,9 +243,9 @@ def import_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def generate_parser() -> argparse.ArgumentParser:
+def generate_parser() -> _Parser:
     """The flags of ``graph-opt generate MODEL``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="graph-opt generate",
         description="Goes on from a prompt, or chats. The text goes to standard output, what it took to standard error.",
     )
@@ -242,6 +266,18 @@ def generate_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show Python's traceback for a fault of graph-opt")
     _cache_flag(parser)
     return parser
+
+
+def _parsers() -> dict[str, Callable[[], _Parser]]:
+    """The parsers of commands that work on a program or a model; "" is the one without a command."""
+    return {
+        "": opt_parser,
+        "run": run_parser,
+        "bench": bench_parser,
+        "explain-fusion": fusion_parser,
+        "import": import_parser,
+        "generate": generate_parser,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -308,8 +344,7 @@ def _dispatch(args: list[str]) -> int:
                 from graph_opt.guard import guarded
 
             return guarded(generate.generate, wanted)
-        parsers = {"run": run_parser, "bench": bench_parser, "explain-fusion": fusion_parser}
-        parsed = parsers[command]().parse_args(rest)
+        parsed = _parsers()[command]().parse_args(rest)
         _heed_cache_flag(parsed)
         from graph_opt import commands
         from graph_opt.guard import guarded
@@ -325,6 +360,10 @@ def _dispatch(args: list[str]) -> int:
     if not args:
         parser.print_help()
         return 2
+    if not os.path.exists(args[0]):
+        from difflib import get_close_matches
+
+        parser.command = next(iter(get_close_matches(args[0][:80], _COMMANDS, n=1)), None)
     parsed = parser.parse_args(args)
     from graph_opt import commands
     from graph_opt.guard import guarded

@@ -299,7 +299,7 @@ def _bench_cpu(
     progress = Progress()
     threads = min(args.threads or available_processors(), available_processors())
     subject = bench.prepare(module, entry, sources, passes, threads, sizes, Instrumentation(progress=progress.show))
-    arrays, _ = _run_with_inputs(subject.plain, given, args.seed, written=written, sizes=sizes)
+    arrays, _ = _run_with_inputs(subject.plain, given, args.seed, written, None, sizes)
     progress.clear()
     inputs = {p.name: _array_text(a) for p, a in zip(subject.graph.parameters, arrays, strict=True)}
     report = bench.measure(subject, arrays, inputs, args.rounds)
@@ -319,7 +319,7 @@ def _bench_cuda(
     opened = open_device(device)
     progress = Progress()
     subject = cuda_bench.prepare(module, entry, sources, passes, opened, sizes, Instrumentation(progress=progress.show))
-    arrays, _ = _run_with_inputs(subject.executable, given, args.seed, written=written, sizes=sizes)
+    arrays, _ = _run_with_inputs(subject.executable, given, args.seed, written, None, sizes)
     progress.clear()
     inputs = {p.name: _array_text(a) for p, a in zip(subject.executable.graph.parameters, arrays, strict=True)}
     report = cuda_bench.measure(subject, arrays, inputs, args.rounds)
@@ -329,8 +329,8 @@ def _bench_cuda(
         sys.stdout.write(cuda_bench.to_text(report))
 
 
-def _bench_sizes(entry: Graph, args: argparse.Namespace) -> dict[str, int]:
-    """What the named dimensions are; a time means nothing for sizes that nobody has chosen."""
+def _named_sizes(entry: Graph, args: argparse.Namespace) -> dict[str, int]:
+    """What --dims says."""
     sizes: dict[str, int] = {}
     needed = list(dict.fromkeys(n for p in entry.parameters for n in type_symbols(p.type)))
     for name, text in pairs(",".join(args.dims).split(",") if args.dims else (), "--dims").items():
@@ -340,6 +340,12 @@ def _bench_sizes(entry: Graph, args: argparse.Namespace) -> dict[str, int]:
             hint = did_you_mean(name, needed) or (f"its dimensions: {', '.join(needed)}" if needed else "all its sizes are fixed")
             raise UsageError(f"--dims {name}: graph @{entry.name} has no dimension {name} ({hint})")
         sizes[name] = int(text)
+    return sizes
+
+
+def _bench_sizes(entry: Graph, args: argparse.Namespace) -> dict[str, int]:
+    """What the named dimensions are; a time means nothing for sizes that nobody has chosen."""
+    sizes = _named_sizes(entry, args)
     missing = [
         Diagnostic(f"%{p.name} has no size to be measured with: it is {p.type}", p.loc, _size_hint(p, sizes))
         for p in entry.parameters
@@ -367,7 +373,8 @@ def _shapes(args: argparse.Namespace) -> dict[str, TensorType]:
         try:
             type_: Type = parse_type(text)
         except LiteralProblem as problem:
-            raise GraphError(Diagnostic(problem.message, Location(source, problem.offset), problem.hint)) from None
+            hint = problem.hint or f"write {name}=f32[4,64]"
+            raise GraphError(Diagnostic(problem.message, Location(source, problem.offset), hint)) from None
         if not isinstance(type_, TensorType):
             raise GraphError(Diagnostic(f"expected a tensor type, found {type_}", Location(source, 0), f"write {name}=f32[4,64]"))
         shapes[name] = type_
@@ -424,12 +431,14 @@ def run_program(args: argparse.Namespace) -> int:
     given = {n: _load_array(path, n, entry) for n, path in pairs(args.inputs, "--input").items()}
     sources = bind_files(module, pairs(args.files, "--file"), _folder(args), required=True)
     _bind_input_types(module, entry, given, args)
+    sizes = _named_sizes(entry, args)
+    written = clone_module(module)
     progress = Progress()
     if passes is None:
         passes = load_pipeline(default_pipeline(module, device))
     watch = Instrumentation(progress=progress.show)
     if device == "cpu":
-        program = load_or_make(module, entry, sources, args.threads, passes, watch, _kept(module, entry, given, args))
+        program = load_or_make(module, entry, sources, args.threads, passes, watch, _kept(module, entry, args))
     else:
         program = make_executable(module, entry, sources, device, args.threads, passes, watch)
     entry = program.graph
@@ -440,15 +449,15 @@ def run_program(args: argparse.Namespace) -> int:
         done[0] += 1
         progress.show(f"{done[0]}/{total} {op.definition.text_name} %{op.results[0].name if op.results else ''}")
 
-    arrays, results = _run_with_inputs(program, given, args.seed, tell)
+    arrays, results = _run_with_inputs(program, given, args.seed, written, tell, sizes)
     progress.clear()
     _save_outputs(entry, arrays, results, outputs)
     return 0
 
 
-def _kept(module: Module, entry: Graph, given: dict[str, NDArray[Any]], args: argparse.Namespace) -> Kept | None:
-    """Where the program is kept; what is generated for inputs depends on the passes, so then they run."""
-    if module.source is None or any(p.name not in given for p in entry.parameters):
+def _kept(module: Module, entry: Graph, args: argparse.Namespace) -> Kept | None:
+    """Where the program is kept."""
+    if module.source is None:
         return None
     types = [f"{p.name}: {p.type}" for p in entry.parameters]
     return place_in_cache(module.source, ["run", repr(args.graph), repr(args.pipeline), *types])
@@ -498,17 +507,15 @@ def _run_with_inputs(
     program: Executable,
     given: dict[str, NDArray[Any]],
     seed: int,
-    tell: Callable[[Operation, Sequence[Any]], None] | None = None,
-    *,
-    written: Module | None = None,
-    sizes: dict[str, int] | None = None,
+    written: Module,
+    tell: Callable[[Operation, Sequence[Any]], None] | None,
+    sizes: dict[str, int],
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """The arrays and what the program makes of them.
 
     Those that are not given are generated, as ``written`` wants them (the program before passes, which says what is an index).
     """
-    module = written or program.module
-    entry = module.graphs[program.graph.name]
+    entry = written.graphs[program.graph.name]
     missing = [p for p in entry.parameters if p.name not in given]
     if not missing:
         arrays = [np.array(given[p.name]) for p in entry.parameters]
@@ -516,7 +523,7 @@ def _run_with_inputs(
     sizes = choose_sizes(entry, sizes)
     failure: GraphError | None = None
     for caution in range(CAUTION_LEVELS):
-        generated = generate_inputs(module, entry, sizes, "real", seed, caution)
+        generated = generate_inputs(written, entry, sizes, "real", seed, caution)
         arrays = [np.array(given.get(p.name, a)) for p, a in zip(entry.parameters, generated, strict=True)]
         bind_shapes(entry, [array_type(a, p) for a, p in zip(arrays, entry.parameters, strict=True)])
         try:

@@ -45,7 +45,10 @@ def generate(args: argparse.Namespace) -> int:
     with fewer_collections():
         from graph_opt import llm
         from graph_opt.llm.precision import precision_cost
+        from passes.graph.quantize_products import PRECISIONS
 
+    if args.precision not in PRECISIONS:
+        raise UsageError(f"--precision {args.precision}: expected {', '.join(PRECISIONS)}")
     if (cost := precision_cost(args.precision)) is not None:
         print(f"precision {args.precision}: {cost}", file=sys.stderr)
     progress = Progress()

@@ -120,15 +120,19 @@ def generate_inputs(
     """
     types: dict[Value, Type] = Inference(module, Diagnostics()).run()
     limits = index_limits(module, graph, types, sizes)
-    arrays = []
+    arrays, unknown = [], []
     for position, parameter in enumerate(graph.parameters):
         type_ = types[parameter]
         if not isinstance(type_, (TensorType, MemRefType)) or any(isinstance(d, UnknownDim) for d in type_.shape):
             message = f"%{parameter.name} has no known type, so no input can be generated for it"
-            raise GraphError(Diagnostic(message, parameter.loc, "give --shape or --input"))
+            hint = f"give --shape {parameter.name}=f32[4,64] or --input {parameter.name}=FILE.npy"
+            unknown.append(Diagnostic(message, parameter.loc, hint))
+            continue
         shape = [substitute(d, sizes) for d in type_.shape]
         generator = np.random.default_rng([seed, position, len(shape)])
         arrays.append(generate_array(generator, type_.dtype, [int(d) for d in shape], kind, caution, limits.get(parameter)))  # type: ignore[arg-type]
+    if unknown:
+        raise GraphError(unknown)
     return arrays
 
 

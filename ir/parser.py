@@ -292,7 +292,10 @@ class _Parse:
         notes = []
         if opened is not None and opened.text != "{" and (token.newlines or token.text in ")]}"):
             notes.append((f"'{opened.text}' opened here", Location(source, opened.start)))
-        self.report.error(f"unexpected {found}, expected {self._expected(expected)}", location, notes=notes)
+        last = self.value_stack[-1] if self.value_stack else None
+        is_operator = token.type == "VALUE" and isinstance(last, Token) and last.text == "="
+        hint = "operations are written as calls: add(%x, %y)" if is_operator else None
+        self.report.error(f"unexpected {found}, expected {self._expected(expected)}", location, hint=hint, notes=notes)
 
     def _accepts(self, kind: str) -> bool:
         """Whether the automaton would take a token of this kind (its tables alone say so too often)."""

@@ -76,7 +76,11 @@ def check_count(graph: Graph, count: int) -> None:
 
 
 def _mismatch(parameter: Parameter, type_: TensorType, detail: str = "") -> GraphError:
-    return GraphError(Diagnostic(f"%{parameter.name} is {parameter.type}, but the array is {type_}{detail}", parameter.loc))
+    wanted = parameter.type
+    hint = None
+    if isinstance(wanted, (TensorType, MemRefType)) and wanted.dtype != type_.dtype and not wanted.dtype.is_block:
+        hint = f"in numpy: array.astype('{wanted.dtype.numpy.name}')"
+    return GraphError(Diagnostic(f"%{parameter.name} is {wanted}, but the array is {type_}{detail}", parameter.loc, hint))
 
 
 def _solve(pending: list[tuple[Parameter, TensorType, Dim, int]], bindings: dict[str, int], origin: dict[str, str]) -> None:

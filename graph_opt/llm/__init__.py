@@ -5,7 +5,7 @@
     for piece in model.generate("Once upon a time", max_tokens=64):
         print(piece, end="", flush=True)
 
-The extra packages (``pip install '.[llm]'`` in a checkout) are imported when text is turned into tokens or a chat template is filled in.
+The extra packages (``pip install -e '.[llm]'`` in a checkout) are imported when text is turned into tokens or a chat template is filled in.
 """
 
 from __future__ import annotations

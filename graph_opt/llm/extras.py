@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ir.diagnostics import Diagnostic, MissingPackage
 
-INSTALL = "pip install tokenizers jinja2; or pip install '.[llm]' in a checkout of graph-opt"
+INSTALL = "pip install tokenizers jinja2; or pip install -e '.[llm]' in a checkout of graph-opt"
 """What to do where one is missing."""
 
 

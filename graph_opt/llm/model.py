@@ -14,7 +14,7 @@ import numpy as np
 from graph_opt.llm.cache import KeyValueCache
 from graph_opt.llm.chat import Message, chat_text
 from graph_opt.llm.program import Program, load_program
-from graph_opt.llm.tokenizer import Tokenizer, check_ids
+from graph_opt.llm.tokenizer import MORE, Tokenizer, check_ids
 from interop.samplers import TEMPERATURES, check_choice, greedy_text, sampler_text
 from ir.diagnostics import Diagnostic, GraphError
 
@@ -103,11 +103,11 @@ class Model:
         tokens = self._prompt(prompt, prompt_ids)
         room = self.capacity - len(tokens) + 1  # the last one isn't put into the cache
         if room < 1:
-            raise GraphError(Diagnostic(f"the prompt has {len(tokens)} tokens, the capacity is {self.capacity}", hint="load the model with more"))
+            raise GraphError(Diagnostic(f"the prompt has {len(tokens)} tokens, the capacity is {self.capacity}", hint=MORE))
         check_integer("max_tokens", max_tokens, 0, optional=True)
         if max_tokens is not None and max_tokens > room:
             message = f"a prompt of {len(tokens)} tokens and {max_tokens} new ones are more than the capacity of {self.capacity}"
-            raise GraphError(Diagnostic(message, hint="load the model with more"))
+            raise GraphError(Diagnostic(message, hint=MORE))
         choose = self._choice(temperature, top_k, top_p, seed)
         statistics = self.statistics = Statistics(prompt_tokens=len(tokens))
         ends = self.tokenizer.ends if stop else frozenset()
@@ -126,7 +126,7 @@ class Model:
         """The logits of the token behind those, f32[vocabulary]."""
         tokens = self._prompt(None, ids)
         if len(tokens) > self.capacity:
-            raise GraphError(Diagnostic(f"{len(tokens)} tokens, the capacity is {self.capacity}", hint="load the model with more"))
+            raise GraphError(Diagnostic(f"{len(tokens)} tokens, the capacity is {self.capacity}", hint=MORE))
         cache = self._take(tokens)
         try:
             return np.asarray(self._forward(cache, tokens, min(cache.common(tokens), len(tokens) - 1)))

@@ -35,6 +35,9 @@ from ir.weights import quoted
 if TYPE_CHECKING:
     from interop._gguf_metadata import Metadata
 
+MORE = "load the model with more: --capacity N, or llm.load(..., capacity=N)"
+"""What to do where a prompt and its answer don't fit."""
+
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<EOT>", "</s>")
 """Control tokens that end a text or a turn, whatever the metadata calls the end."""
 
@@ -176,7 +179,7 @@ class Tokenizer:
             raise GraphError(Diagnostic(f"the text is not valid Unicode at letter {error.start}")) from None
         if most is not None and size > most * self.longest:
             message = f"the prompt has {size} bytes: more than the capacity of {most} tokens, of which none has more than {self.longest} bytes"
-            raise GraphError(Diagnostic(message, hint="load the model with more"))
+            raise GraphError(Diagnostic(message, hint=MORE))
         backend = self._backend
         backend.encode_special_tokens = not special
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids

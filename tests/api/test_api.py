@@ -231,3 +231,10 @@ def test_shadowed_packages_are_named(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 1
     assert str(tmp_path / "passes" / "__init__.py") in done.stderr.splitlines()[-1]
+
+
+def test_arrays_of_another_element_type() -> None:
+    """What numpy makes by itself is f64; the error says what to write."""
+    arrays = {name: array.astype(np.float64) for name, array in mlp_arrays().items()}
+    with pytest.raises(graph_opt.GraphError, match=r"but the array is f64\[.*\n.*\n.*\n.*hint: in numpy: array.astype\('float32'\)"):
+        graph_opt.compile(MLP)(*arrays.values())

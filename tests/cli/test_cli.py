@@ -105,7 +105,31 @@ def test_run_a_bare_program_with_shapes(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["run", str(SAMPLES / "mlp_bare.graph"), *(f"--shape={s}" for s in shapes)]) == 0
     assert capsys.readouterr().out.startswith("out: f32[4, 64]\n")
     assert main(["run", str(SAMPLES / "mlp_bare.graph")]) == 1
-    assert "%x has no known type" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert all(f"%{name} has no known type" in err and f"give --shape {name}=f32[4,64]" in err for name in ("x", "w1", "b1", "w2"))
+
+
+def test_run_with_named_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(SAMPLES / "mlp.graph"), "--dims", "B=3"]) == 0
+    assert capsys.readouterr().out.startswith("out: f32[3, 64]\n")
+    assert main(["run", str(SAMPLES / "mlp.graph"), "--dims", "C=3"]) == 2
+    assert "--dims C: graph @mlp has no dimension C (its dimensions: B)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        (["FILE", "--device", "cuda"], "--device is a flag of graph-opt run, graph-opt bench, graph-opt generate"),
+        (["run", "FILE", "--emit", "asm"], "--emit is a flag of graph-opt"),
+        (["run", "FILE", "--sed", "3"], "did you mean '--seed'?"),
+        (["bench", "FILE", "--rouds=3"], "did you mean '--rounds'?"),
+        (["generat", "FILE"], "did you mean 'graph-opt generate'?"),
+    ],
+)
+def test_unknown_words_on_the_command_line(command: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([str(SAMPLES / "mlp.graph") if word == "FILE" else word for word in command])
+    assert left.value.code == 2 and capsys.readouterr().err.endswith(f"\nhint: {hint}\n")
 
 
 def test_run_rejects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +143,7 @@ def test_run_rejects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--output", "z=z.npy"], "has no result 'z'"),
         (["--shape", "x=f32[4,65]"], "f32[4, 65]"),
         (["--shape", "x=f33[4]"], "<--shape>:1:1: error: there is no element type 'f33'"),
+        (["--shape", "x=2,64"], "hint: write x=f32[4,64]"),
         (["--file", "w=x"], "declares no file @w"),
         (["--graph", "mpl"], "did you mean 'mlp'"),
     ]:
@@ -221,6 +246,15 @@ def test_the_cache_of_compiled_programs(tmp_path: Path, monkeypatch: pytest.Monk
     program.write_text("graph @main(%x: f32[N]) -> (y: f32[N]) {\n  %y = neg(%x)\n  return %y\n}\n")
     np.save(tmp_path / "x.npy", np.arange(3, dtype=np.float32))
     command = ["run", str(program), "--input", f"x={tmp_path / 'x.npy'}"]
+    generated = []
+    for _ in range(2):  # with inputs that are generated, too
+        assert main(["run", str(program)]) == 0
+        ran = capsys.readouterr()
+        assert main(["cache"]) == 0
+        generated.append((ran, capsys.readouterr().out))
+    assert generated[0] == generated[1] and "0 entries" not in generated[0][1]
+    assert main(["cache", "--clear"]) == 0
+    capsys.readouterr()
     said = []
     for _ in range(2):
         assert main(command) == 0

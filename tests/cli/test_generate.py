@@ -146,6 +146,7 @@ def test_a_terminal_gets_no_control_characters(run: Run, monkeypatch: pytest.Mon
         (("--prompt", "x", "--seed", str(1 << 64)), "expected an integer of 64 bits"),
         (("--prompt", "x", "--file", "model"), "expected NAME=VALUE"),
         (("--prompt", "x", "--colour"), "unrecognized arguments"),
+        (("--prompt", "x", "--precision", "int4"), "--precision int4: expected f32, int16, int8, float"),
     ],
 )
 def test_wrong_usage(run: Run, flags: tuple[str, ...], message: str) -> None:
@@ -157,7 +158,7 @@ def test_wrong_usage(run: Run, flags: tuple[str, ...], message: str) -> None:
     ("flags", "message"),
     [
         (("--prompt", ""), None),  # begins with the begin token
-        (("--prompt", "x" * 200), "the prompt has 200 tokens, the capacity is 128"),
+        (("--prompt", "x" * 200), "the prompt has 200 tokens, the capacity is 128\n  hint: load the model with more: --capacity N"),
         (("--prompt", "x", "--max-tokens", "1000"), "more than the capacity of 128"),
         (("--prompt", "x", "--capacity", "1000"), "capacity: 1000 tokens, the model was made for 128"),
         (("--prompt-file", "/nowhere/at/all"), "can't be read"),
