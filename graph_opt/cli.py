@@ -46,9 +46,9 @@ examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what was probably meant by words that it does not know; ``command`` is one that the first word looks like."""
+    """Says what was probably meant by words that it does not know; ``first`` is a first word that is no file: a misspelt command?"""
 
-    command: str | None = None
+    first: str | None = None
 
     def error(self, message: str) -> NoReturn:
         _, found, words = message.partition("unrecognized arguments: ")
@@ -65,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
             near = did_you_mean(flag, self._option_string_actions)
             if near is not None:
                 return near
-        return None if self.command is None else f"did you mean '{self.prog} {self.command}'?"
+        return None if self.first is None else did_you_mean(self.first, _COMMANDS)
 
 
 def _seed(text: str) -> int:
@@ -361,9 +361,7 @@ def _dispatch(args: list[str]) -> int:
         parser.print_help()
         return 2
     if not os.path.exists(args[0]):
-        from difflib import get_close_matches
-
-        parser.command = next(iter(get_close_matches(args[0][:80], _COMMANDS, n=1)), None)
+        parser.first = args[0]
     parsed = parser.parse_args(args)
     from graph_opt import commands
     from graph_opt.guard import guarded

@@ -28,7 +28,7 @@ class DType:
     block_bytes: int = 0
 
     def __hash__(self) -> int:
-        """That of the name: types are looked up by the million."""
+        """That of the name, which tells element types apart: types are looked up by the million."""
         return hash(self.name)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Nests that are alike, of which passes see only the first one; see docs/compile-time.md.
 
 A deep model is the same few nests again and again.  A pass that is ``local`` makes the same of each of them, so a run of
-such passes works on one nest of every kind: :func:`fold` takes the others out of their graphs, :meth:`Folding.unfold` puts
+such passes works on one nest of every kind: :meth:`Folding.fold` takes the others out of their graphs, :meth:`Folding.unfold` puts
 copies of what became of the first one in their places, or :meth:`Folding.stand_in` operations that code generation knows to be copies.
 A pass that makes nests of operations that are alike need not make the others at all (:meth:`Folding.leave_out`).
 """
@@ -223,13 +223,6 @@ class Folding:
                         for user in _dead_views(value):
                             user.erase()
                         _erase_unused(value)
-
-
-def fold(module: Module) -> Folding:
-    """Takes nests out of which an equal one stands before."""
-    folding = Folding()
-    folding.fold(module)
-    return folding
 
 
 def how_made(buffers: Sequence[Value]) -> Hashable:

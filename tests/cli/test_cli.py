@@ -123,7 +123,7 @@ def test_run_with_named_sizes(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "FILE", "--emit", "asm"], "--emit is a flag of graph-opt"),
         (["run", "FILE", "--sed", "3"], "did you mean '--seed'?"),
         (["bench", "FILE", "--rouds=3"], "did you mean '--rounds'?"),
-        (["generat", "FILE"], "did you mean 'graph-opt generate'?"),
+        (["generat", "FILE"], "did you mean 'generate'?"),
     ],
 )
 def test_unknown_words_on_the_command_line(command: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:

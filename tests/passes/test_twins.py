@@ -17,7 +17,7 @@ from ir.verifier import verify_module
 from passes.infra.manager import Instrumentation, PassManager
 from passes.infra.pipeline import format_pass
 from passes.infra.registry import find_pass, pass_files
-from passes.infra.twins import FENCE, Folding, fold
+from passes.infra.twins import FENCE, Folding
 from passes.pipelines import load_pipeline
 from tests.generators import random_module
 from tests.twin_programs import LAYERS, decoder, doubled
@@ -99,6 +99,12 @@ def test_random_programs_twice(seed):
     if program is None:
         pytest.skip("it updates arrays")
     both_ways(program, ",".join(format_pass(p) for p in load_pipeline("cpu") if format_pass(p) != "cse"))
+
+
+def fold(module: Module) -> Folding:
+    folding = Folding()
+    folding.fold(module)
+    return folding
 
 
 def nests(graph: Graph) -> list[Operation]:
