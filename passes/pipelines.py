@@ -35,7 +35,7 @@ _LOOPS = (
     "pack{stored_only=false, rows=32, front=600}",
     "hoist-to-init",
     "peel{loop=n.tile, sizes=$columns_left}",
-    "peel{loop=m.tile, sizes=[4, 2, 1]}",
+    "peel{loop=m.tile, sizes=[4, 2, 1], exact=true}",
     # what follows a product, row by row while the block is near
     "fission{loops=[m, n], after=k}",
     "vectorize{loops=[m, n]}",
@@ -61,7 +61,7 @@ _LOOPS = (
     "vectorize{loops=[col]}",
     # memory, several rows at once, threads, machine vectors
     "plan-memory",
-    "unroll-jam{by=$rows}",
+    "unroll-jam{by=$rows, carried=$carried}",
     "parallelize",
     "prefetch-rows",
     "expand-math",
@@ -121,6 +121,7 @@ class Target:
             "columns": [n * self.lanes for n in (vectors, vectors + 1, vectors)],
             "columns_left": [n * self.lanes for n in range(vectors - 1, 0, -1)],
             "area": area,
+            "carried": 4 * area,
             "few": area // ((vectors + 1) * self.lanes),
             "queries": area // keys,
             "digits": [self.registers * 3 // 8 // (n + 1) for n in (1, 2, 3)],

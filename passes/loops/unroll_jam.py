@@ -15,7 +15,7 @@ from ir.dims import Dim, substitute
 from ir.layout import LAYOUT, ExpressionArg, RangeArg
 from ir.opdef import REGISTRY
 from ir.rewriter import is_pure, walk_graphs
-from ir.types import ScalarType, index
+from ir.types import ScalarType, Type, VectorType, index
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import (
     body,
@@ -82,7 +82,7 @@ class UnrollJam(Pass):
 
     It is done for the innermost loops with tag ``loop``, of ``by`` rounds or more, in which a loop carries something, where nothing else has an
     effect and loops inside run through the same range in every round; for as many rounds, at most ``by``, as read no more than
-    ``bytes`` together.
+    ``bytes`` together, and as have sums that registers hold: a block of a product, say one of many, fills them alone.
 
     The rounds of an ``scf.parallel`` don't depend on each other, so the bits stay.
     """
@@ -96,6 +96,8 @@ class UnrollJam(Pass):
     """how many rounds at once, at most"""
     bytes: int = 32768
     """what they may read of their own, often more than once: as much as the nearest cache holds"""
+    carried: int = 1536
+    """bytes that a loop inside may carry in all of them: what registers hold beside what sums are made of"""
 
     def __post_init__(self) -> None:
         if self.by < 2:
@@ -121,7 +123,8 @@ class UnrollJam(Pass):
         if most is not None and most < self.by:
             return 1  # what is left over of another loop, or nearly nothing
         count, read = self.by, bytes_of_a_round(loop)
-        while count > 1 and count * read > self.bytes:
+        carried = _carried_bytes(loop)
+        while count > 1 and (count * read > self.bytes or count * carried > self.carried):
             count //= 2
         return count
 
@@ -170,6 +173,17 @@ def _can_share(op: Operation, written: Sequence[Access]) -> bool:
     if op.name not in ("memref.load", "vector.load"):
         return op.name == "memref.prefetch"
     return all(alias(a.memory, w.memory) == "never" for a in accesses_of(op) for w in written)
+
+
+def _carried_bytes(loop: Operation) -> int:
+    """The most that a loop inside carries from round to round."""
+    return max((sum(_bytes(r.type) for r in op.results) for op in loop.walk() if op is not loop and is_loop(op)), default=0)
+
+
+def _bytes(type_: Type) -> int:
+    if isinstance(type_, VectorType):
+        return math.prod(type_.shape) * type_.dtype.bits // 8
+    return type_.dtype.bits // 8 if isinstance(type_, ScalarType) and type_ != ScalarType(index) else 8
 
 
 def bytes_of_a_round(loop: Operation) -> int:

@@ -11,6 +11,7 @@ from passes.loops._loops import tag_of
 
 TILES = "tile{loop=n, size=48, outside=m},tile{loop=m, size=8},"
 ROWS = TILES + "peel{loop=m.tile, sizes=[4, 2, 1]}"
+EXACT = TILES + "peel{loop=m.tile, sizes=[4, 2, 1], exact=true}"
 BOTH = TILES + "peel{loop=m.tile, sizes=[4, 2, 1]},peel{loop=n.tile, sizes=[32, 16]}"
 
 
@@ -59,6 +60,30 @@ def test_text_of_rows() -> None:
         "%i.3 = %it.3 to %it.3+1",
     ]
     assert loops(text, "n.tile", "n") == ["%jt = 0 to 1536 step 48"] + [f"%j{s} = %jt to %jt+48" for s in ("", ".1", ".2", ".3")]
+
+
+@pytest.mark.parametrize(
+    ("m", "tiles"),
+    [
+        ("7", ["%it = 0 to 7 step 7", "%i = %it to %it+7"]),
+        ("8", ["%it = 0 to 8 step 8", "%i = %it to %it+8"]),
+        ("21", ["%it = 0 to 16 step 8", "%i = %it to %it+8", "%it.1 = 16 to 21 step 5", "%i.1 = %it.1 to %it.1+5"]),
+        ("17", ["%it = 0 to 16 step 8", "%i = %it to %it+8", "%it.1 = 16 to 17", "%i.1 = %it.1 to %it.1+1"]),
+    ],
+)
+def test_rows_left_over_are_one_tile(m: str, tiles: list[str]) -> None:
+    assert loops(print_module(optimize(matmul(m, "96", "3"), EXACT)), "m.tile", "m") == tiles
+
+
+def test_what_is_left_of_an_open_number_stays_in_pieces() -> None:
+    text = matmul("M", "96", "3")
+    assert print_module(optimize(text, EXACT)) == print_module(optimize(text, ROWS))
+
+
+@pytest.mark.parametrize("m", [0, 1, 6, 7, 8, 9, 13, 16, 23])
+def test_rows_of_one_tile_are_the_same_numbers(m: int) -> None:
+    text = matmul(str(m), "49", "3")
+    assert_same_runs(load(text), optimize(text, f"{EXACT},peel{{loop=n.tile, sizes=[32, 16]}}"), [((m, 3), (3, 49), (49,))])
 
 
 def test_text_of_columns() -> None:

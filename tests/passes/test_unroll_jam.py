@@ -145,6 +145,31 @@ def test_no_more_than_fits() -> None:
         assert ("step" in str(after)) == bool(step) and step in str(after)
 
 
+@pytest.mark.parametrize(("block", "step"), [("f32[1, 48]", "step 4"), ("f32[6, 16]", "step 4"), ("f32[4, 32]", "step 2"), ("f32[8, 48]", "")])
+def test_no_more_sums_than_registers_hold(block: str, step: str) -> None:
+    """Products with a block of sums each: 1536 bytes are 24 registers."""
+    after = load(BLOCKS.replace("BLOCK", block).replace("ROWS", block[4]).replace("COLUMNS", block[7:9]))
+    apply(after, "unroll-jam")
+    assert ("step" in str(after)) == bool(step) and step in str(after)
+
+
+BLOCKS = """
+graph @main(%A: memref<f32[L, ROWS, K]>, %B: memref<f32[L, K, COLUMNS]>, %C: memref<f32[L, ROWS, COLUMNS]>) {
+  %zero = arith.constant(0.0) : vector<BLOCK>
+  scf.parallel(%i = 0 to L, tag="row") {
+    %s = scf.for(%k = 0 to K, %acc = %zero, tag="k") {
+      %a = vector.load(%A[%i, 0:+ROWS, %k:+1]) : vector<f32[ROWS, 1]>
+      %b = vector.load(%B[%i, %k:+1, 0:+COLUMNS]) : vector<f32[1, COLUMNS]>
+      %t = math.fma(%a, %b, %acc) : vector<BLOCK>
+      yield %t
+    } : vector<BLOCK>
+    vector.store(%s, %C[%i, 0:+ROWS, 0:+COLUMNS])
+    yield
+  }
+  return
+}
+"""
+
 SOFTMAX = "graph @main(%x: f32[{M}, {N}]) -> f32[{M}, {N}] {{\n  %y = softmax(%x)\n  return %y\n}}\n"
 NORM = "graph @main(%x: f32[{M}, {N}], %w: f32[{N}]) -> f32[{M}, {N}] {{\n  %y = layernorm(%x, weight=%w)\n  return %y\n}}\n"
 
