@@ -61,10 +61,7 @@ def _copysign(w: Writer, op: Operation) -> None:
     w.names[op.results[0]] = _from_bits16(w, w.set(f"or {vector} {size}, {sign}"), dtype.name, lanes)
 
 
-_INTRINSICS = {
-    "arith.maximumf": "maximum", "arith.minimumf": "minimum", "math.sqrt": "sqrt", "math.floor": "floor", "math.ceil": "ceil",
-    "math.trunc": "trunc", "math.roundeven": "roundeven",
-}  # fmt: skip
+_INTRINSICS = {"math.sqrt": "sqrt", "math.floor": "floor", "math.ceil": "ceil", "math.trunc": "trunc", "math.roundeven": "roundeven"}
 
 
 @emits(*_INTRINSICS)
@@ -73,6 +70,40 @@ def _intrinsic(w: Writer, op: Operation) -> None:
     wide = [widened(w, x, dtype, lanes) for x in operands(w, op)]
     value = intrinsic(w, _INTRINSICS[op.definition.full_name], wide[0][1], lanes, *(x for x, _ in wide))
     w.names[op.results[0]] = narrowed(w, value, dtype, lanes)
+
+
+_EXTREMES = {"arith.maximumf": "maximum", "arith.minimumf": "minimum"}
+
+
+@emits(*_EXTREMES)
+def _extreme(w: Writer, op: Operation) -> None:
+    dtype, lanes = dtype_of(op.results[0]), result_lanes(op)
+    (x, element), (y, _) = [widened(w, v, dtype, lanes) for v in operands(w, op)]
+    largest, constants = op.definition.full_name == "arith.maximumf", [u.value.defining_op for u in op.operand_uses]
+    if _has_range(w, element, lanes) and not any(c is not None and c.definition.full_name == "arith.constant" for c in constants):
+        value = _of_range(w, element, lanes, x, y, largest)
+    else:
+        value = intrinsic(w, _EXTREMES[op.definition.full_name], element, lanes, x, y)
+    w.names[op.results[0]] = narrowed(w, value, dtype, lanes)
+
+
+def _has_range(w: Writer, element: str, lanes: int) -> bool:
+    """Whether the processor has ``vrangeps`` (AVX-512) for such vectors."""
+    bits = lanes * (64 if element == "double" else 32)
+    wanted = ["avx512dq"] if bits == 512 else ["avx512dq", "avx512vl"]
+    return bits in (128, 256, 512) and all(f in w.unit.features for f in wanted)
+
+
+def _of_range(w: Writer, element: str, lanes: int, x: str, y: str, largest: bool) -> str:
+    """``vrangeps``, which knows that -0 is below +0, and x + y where one is NaN: three instructions, where LLVM makes six of its own."""
+    suffix, bits = ("pd", 64 * lanes) if element == "double" else ("ps", 32 * lanes)
+    vector, mask = vector_of(element, lanes), f"i{max(8, lanes)}"
+    rounding = ["i32"] if bits == 512 else []
+    function = w.unit.declare(vector, f"llvm.x86.avx512.mask.range.{suffix}.{bits}", vector, vector, "i32", vector, mask, *rounding)
+    way = "".join(f", {t} 4" for t in rounding)
+    chosen = w.set(f"call {vector} {function}({vector} {x}, {vector} {y}, i32 {5 if largest else 4}, {vector} zeroinitializer, {mask} -1{way})")
+    unordered = w.set(f"fcmp uno {vector} {x}, {y}")
+    return w.set(f"select {vector_of('i1', lanes)} {unordered}, {vector} {w.set(f'fadd {vector} {x}, {y}')}, {vector} {chosen}")
 
 
 @emits("math.rsqrt")
