@@ -30,6 +30,9 @@ LIBRARY = (
 """Functions of the C library that native code may call."""
 _TABLES = frozenset({"_GLOBAL_OFFSET_TABLE_", ""})
 
+_UNNAMED = frozenset({"", "generic", "x86-64"})
+"""What LLVM calls processors of x86 that it has no name for."""
+
 _ADDRESS = re.compile(r"inttoptr \(i64 ([0-9]{4,}) to ptr\)")
 _NAMED = "graph_opt_address_"
 
@@ -95,8 +98,16 @@ def host_features() -> frozenset[str]:
 
 
 def host_attributes() -> dict[str, str]:
-    """Attributes that functions for this machine should have: all of a vector register is used."""
-    return {"prefer-vector-width": "512"} if "avx512f" in host_features() else {}
+    """Attributes that functions for this machine should have: all of a vector register is used, and the order suits the registers.
+
+    LLVM orders instructions by a model of the processor, and most models of those with AVX-512 move loads of attention's products, those
+    of AMD's all of them, so far up that what they bring is stored and loaded again.  The one that does not is for all of them, so that they
+    run the same loops.  For a processor without a name it keeps sums of products in memory.
+    """
+    features = host_features()
+    if "avx512f" in features:
+        return {"prefer-vector-width": "512", "tune-cpu": "sapphirerapids"}
+    return {"tune-cpu": "znver3"} if "avx2" in features and host()[0] in _UNNAMED else {}
 
 
 def _target_machine(level: int) -> Any:

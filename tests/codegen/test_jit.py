@@ -74,7 +74,7 @@ def test_assembly_is_shown() -> None:
 
 def test_all_functions_are_found() -> None:
     assert {"exp", "erfc", "fmod", "memcpy", "sched_yield"} <= set(library_addresses())
-    assert set(host_attributes()) <= {"prefer-vector-width"}
+    assert set(host_attributes()) <= {"prefer-vector-width", "tune-cpu"}
 
 
 def test_a_process_ends_well_with_code_loaded() -> None:
