@@ -1,8 +1,8 @@
 """The loops of ``digit_linear`` for many rows on a processor with tiles (:mod:`dialects._tiles`).
 
-The activations of 16 rows and a block become *terms* first: a tile each, one behind the other, as the products read them.  A term is a
-digit (a tile of 32 bytes a row), or, of three digits and weights of 4 bits, one of two numbers of 12 bits (64 bytes a row: the low 4 bits of
-32 activations, and the other 8, which multiply weights times 16).  So two products do what three would.
+``split_digits`` leaves the activations of 16 rows and a block as *terms*: a tile each, one behind the other, as the products read them.
+A term is a digit (a tile of 32 bytes a row), or, of three digits and weights of 4 bits, one of two numbers of 12 bits (64 bytes a row: the
+low 4 bits of 32 activations, and the other 8, which multiply weights times 16).  So two products do what three would.
 
 For some blocks, the products of 16 rows with the 32 columns of a panel are made, tile by tile, and wait as integers in the nearest cache;
 then they are joined, 8 rows at a time, by what joins them everywhere else: all sums are exact, so the bits are the same.  The two take
@@ -12,27 +12,29 @@ turns, since units that multiply tiles leave vectors half of their ports.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dialects._tiles import MOST
-from dialects.arith.bits import andi, shli, shrsi
-from dialects.arith.cast import extsi, trunci
-from dialects.arith.integers import addi, muli, subi
-from dialects.graph.digits import BLOCK, ROWS, WORDS
+from dialects.arith.integers import addi, muli
+from dialects.graph.digits import ROWS, WORDS, Format
 from dialects.memref import view
 from dialects.vector import dot4
 from ir.core import Value
-from ir.dims import Dim, ceildiv, floordiv, mod
-from ir.types import DType, MemRefType, VectorType, i8, i32
-from passes.loops._blocks import LINE, alloc, least, load, loop, number, parallel, prefetch, store
+from ir.dims import Dim, apply_function, ceildiv, floordiv, mod
+from ir.types import DType, MemRefType, i32
+from passes.loops._blocks import LINE, alloc, least, load, loop, most, number, prefetch, store
 
 if TYPE_CHECKING:
-    from passes.loops._digits import Activations, Product, Unpacked, Weights
+    from passes.loops._digits import Product, Unpacked
 
 TERM_BITS = 12
 """Bits of a number that a tile holds in two bytes."""
 _GROUP = 8
-"""Tiles of rows that go through all panels, one panel after the other, before the next ones do: the next cache holds their terms."""
+"""Tiles of rows that go through all panels, one panel after the other, before the next ones do: the next cache holds their terms.
+
+The last group has half as many at least, and less than half as many more, where there are so many.
+"""
 _JOINED = 8
 """Rows that are joined at a time: their sums fill half of 32 registers."""
 _AT_ONCE = 2
@@ -42,79 +44,47 @@ _NEAR = 36 << 10
 
 
 class Terms:
-    """The terms of 16 rows or more, in memory that has so many bytes for each row.
+    """The terms of ``fewest`` rows or more, tile by tile: ``words[tiles, blocks, terms, 16, words]``.
 
-    First come the rows that whole tiles leave over, one behind the other, ``rest[rows, blocks, terms, words]``, then tile by tile the others,
-    ``words[tiles, blocks, terms, 16, words]``.  So the rest can be read as a tile, whose other rows are some numbers from behind.
+    ``split_digits`` makes them.  The last tile may have rows that nobody has made, whose products nobody reads.
     """
 
-    def __init__(self, x: Activations, weights: Weights) -> None:
-        self.x, self.wide = x, x.digits == 3 and weights.format.bits == 4
-        self.count, self.size = (2, 2 * WORDS) if self.wide else (x.digits, WORDS)
-        self.blocks, self.tiles, self.left = weights.blocks, floordiv(x.rows, MOST), mod(x.rows, MOST)
-        self.groups = ceildiv(self.tiles, _GROUP)
-        row = self.blocks * self.count * 4 * self.size
-        memory = alloc("terms", i8, x.rows * row)
+    def __init__(self, memory: Value, rows: Dim, blocks: Dim, digits: int, wide: bool, fewest: int) -> None:
+        self.memory, self.rows, self.blocks, self.wide, self.fewest = memory, rows, blocks, wide, fewest
+        self.count, self.size = _terms_of(digits, wide)
+        self.tiles, self.whole, self.left = ceildiv(rows, MOST), floordiv(rows, MOST), mod(rows, MOST)
+        self.groups = apply_function("max", 1, floordiv(self.whole + _GROUP // 2, _GROUP))
 
-        def seen(dtype: DType, name: str, offset: Dim, *shape: Dim) -> Value:
-            words = 4 * self.size if dtype == i8 else self.size
-            return view(memory, offset=offset, result_type=MemRefType(dtype, (*shape, words)), name=f"terms.{name}")  # type: ignore[no-any-return]
+    @cached_property
+    def words(self) -> Value:
+        """All tiles."""
+        return self.seen(i32, "words", self.size)
 
-        tiles, rows = (self.tiles, self.blocks, self.count, MOST), (x.rows, self.blocks, self.count)
-        self.words = seen(i32, "words", self.left * row, *tiles)
-        self.made = seen(i8, "bytes", self.left * row, *tiles) if self.wide else self.words
-        if self.left != 0:
-            self.rest = seen(i32, "rest", 0, *rows)
-            self.rest_made = seen(i8, "rest.bytes", 0, *rows) if self.wide else self.rest
+    @staticmethod
+    def bytes(rows: Dim, blocks: Dim, digits: int, wide: bool) -> Dim:
+        """How much memory they take."""
+        count, size = _terms_of(digits, wide)
+        return ceildiv(rows, MOST) * MOST * blocks * (count * 4 * size)  # type: ignore[no-any-return]
 
-    def fill(self) -> None:
-        """Makes them, tile by tile, and row by row what is left over."""
-        if self.wide:
-            self._constants()
+    def seen(self, dtype: DType, name: str, *row: Dim) -> Value:
+        """The memory as tiles of 16 rows of that shape."""
+        shape = self.tiles, self.blocks, self.count, MOST, *row
+        return view(self.memory, offset=0, result_type=MemRefType(dtype, shape), name=f"{self.memory.name}.{name}")  # type: ignore[no-any-return]
 
-        def tile(t: Dim) -> None:
-            def rows(b: Dim) -> None:
-                loop("row", 0, MOST, 1, lambda r: self._make(self.left + MOST * t + r, b, self.made, (t, b), (r,)), tag="terms")
 
-            loop("block", 0, self.blocks, 1, rows, tag="terms")
+def _terms_of(digits: int, wide: bool) -> tuple[int, int]:
+    """How many terms there are, and how many words of each."""
+    return (2, 2 * WORDS) if wide else (digits, WORDS)
 
-        def row(r: Dim) -> None:
-            loop("block", 0, self.blocks, 1, lambda b: self._make(r, b, self.rest_made, (r, b), ()), tag="terms")
 
-        parallel([("tile", 0, self.tiles)], tile, tag="terms")
-        if self.left != 0:
-            parallel([("row", 0, self.left)], row, tag="terms")
+def fewest_rows(wide: bool) -> int:
+    """From how many rows on terms are worth it: two products of numbers of 12 bits take less than three digits of half as many rows."""
+    return MOST // 2 if wide else MOST
 
-    def of_tile(self, tile: Dim | None, block: Dim, term: int) -> Value:
-        """The terms of a tile, or (for None) of the rows that are left over."""
-        if tile is None:
-            return load(self.rest, (0, MOST), block, term, (0, self.size), name="four")
-        return load(self.words, tile, block, term, (0, MOST), (0, self.size), name="four")
 
-    def _make(self, row: Dim, block: Dim, into: Value, front: tuple[Dim, ...], behind: tuple[Dim, ...]) -> None:
-        """The terms of a row and a block, as bytes where they are wide, else as words, at a place that has the term's number in between."""
-        if self.wide:
-            self._split(row, block, into, front, behind)
-            return
-        for digit in range(self.count):  # digits are terms
-            found = load(self.x.words, row, ((block * self.count + digit) * WORDS, WORDS), name="four")
-            store(found, into, *front, digit, *behind, (0, WORDS))
-
-    def _constants(self) -> None:
-        self.byte, self.twice = number(8, i32, "byte"), number(16, i32, "twice")
-        self.bits, self.half = number(TERM_BITS, i32, "bits"), number(1 << TERM_BITS - 1, i32, "half")
-        self.four, self.low = number(4, i32, "four"), number(15, i32, "low")
-
-    def _split(self, row: Dim, block: Dim, bytes_: Value, front: tuple[Dim, ...], behind: tuple[Dim, ...]) -> None:
-        """Three digits of the activations of a block as two numbers: the rest below 2**11, and what is left of them over 2**12."""
-        wide = VectorType(i32, (BLOCK,))
-        found = [load(self.x.bytes, row, ((block * 3 + digit) * BLOCK, BLOCK), name="digit") for digit in range(3)]
-        d0, d1, d2 = (extsi(digit, result_type=wide) for digit in found)
-        whole = addi(addi(shli(d2, self.twice), shli(d1, self.byte)), d0, name="whole")
-        high = shrsi(addi(whole, self.half), self.bits, name="high")
-        for term, some in enumerate((subi(whole, shli(high, self.bits), name="rest"), high)):
-            for part, value in enumerate((andi(some, self.low), shrsi(some, self.four))):
-                store(trunci(value, result_type=VectorType(i8, (BLOCK,))), bytes_, *front, term, *behind, (part * BLOCK, BLOCK))
+def is_wide(digits: int, format_: Format) -> bool:
+    """Whether terms are numbers of 12 bits."""
+    return digits == 3 and format_.bits == 4
 
 
 class Tiles:
@@ -133,21 +103,31 @@ class Tiles:
     def add(self, start: Dim, count: int) -> None:
         """Adds blocks from ``start`` on, which are block 0 and so on of the source."""
         terms, begin = self.terms, _GROUP * self.group
+        last = most("last", 0, self.group + 2 - terms.groups)  # 1 in the last group, which takes what is left
+        end = least("end", terms.whole, begin + _GROUP + _GROUP * last)
 
-        def rows(tile: Dim | None, first: Dim, stop: Dim, size: int) -> None:
+        def multiply(tile: Dim) -> None:
+            self._ask_for_weights(tile - begin, start, count)
             if start == 0:
-                self._ask_for_results(first)
+                self._ask_for_results(MOST * tile)
             self._multiply(tile, start, count)
-            loop("row", first, stop, size, lambda row: self._join(first, row, size, start, count), tag="join")
 
-        def whole(t: Dim) -> None:
-            first = terms.left + MOST * t
-            self._ask_for_weights(t - begin, start, count)
-            rows(t, first, first + MOST, _JOINED)
+        def join(tile: Dim, first: Dim, stop: Dim, size: int) -> None:
+            loop("row", first, stop, size, lambda row: self._join(MOST * tile, row, size, start, count), tag="join")
 
-        loop("tile", begin, least("tiles", terms.tiles, begin + _GROUP), 1, whole, tag="tiles")
-        if terms.left != 0:  # with the first group
-            loop("rest", self.group, least("any", 1, terms.left), 1, lambda _: rows(None, 0, terms.left, 1), tag="rest")
+        def whole(tile: Dim) -> None:
+            multiply(tile)
+            join(tile, MOST * tile, MOST * tile + MOST, _JOINED)
+
+        def rest(tile: Dim) -> None:
+            multiply(tile)
+            together = _JOINED * floordiv(terms.rows, _JOINED)
+            join(tile, MOST * terms.whole, together, _JOINED)
+            join(tile, together, terms.rows, 1)
+
+        loop("tile", begin, end, 1, whole, tag="tiles")
+        if terms.left != 0:
+            loop("tile", terms.whole, least("rest", terms.tiles, end + 1), 1, rest, tag="rest")
 
     def _ask_for_weights(self, part: Dim, start: Dim, count: int) -> None:
         """Hints for one of as many parts of the next panel's blocks as there are tiles in a group: all at once would wait for each other."""
@@ -161,8 +141,8 @@ class Tiles:
         place = ROWS * self.panel, ROWS
         loop("row", first, first + MOST, 1, lambda row: prefetch(self.product.out, row, place, locality=2, write=True), tag="ask")
 
-    def _multiply(self, tile: Dim | None, start: Dim, count: int) -> None:
-        """The products of all blocks with a tile (None: with what tiles leave over)."""
+    def _multiply(self, tile: Dim, start: Dim, count: int) -> None:
+        """The products of all blocks with a tile."""
         terms, size = self.terms, self.terms.size
 
         def block(b: Dim) -> None:
@@ -171,7 +151,7 @@ class Tiles:
             for low in range(0, terms.count, _AT_ONCE):
                 made = []
                 for term in range(low, min(low + _AT_ONCE, terms.count)):
-                    four = terms.of_tile(tile, start + b, term)
+                    four = load(terms.words, tile, start + b, term, (0, MOST), (0, size), name="four")
                     made += [(dot4(four, n, name=f"exact.{term}"), term, c) for c, n in zip(columns, numbers, strict=True)]
                 for exact, term, column in made:
                     store(exact, self.exact, b, term, (0, MOST), (column, MOST))

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dialects._tiles import MOST
 from dialects.arith.bits import andi, shli, shrui
 from dialects.arith.cast import extf, sitofp
 from dialects.arith.comparison import cmpi
@@ -49,8 +48,7 @@ _LOW = 0x0F0F0F0F
 class Shape:
     """How much is worked on at a time: ``rows`` of activations by ``columns`` rows of weights, and steps in pieces of ``blocks``.
 
-    ``few`` rows or more are many, for which weights are unpacked; ``ahead`` and ``near`` are how many bytes further hints go.  With
-    ``tiles`` many rows are multiplied by :class:`passes.loops._digit_tiles.Tiles`.
+    ``few`` rows or more are many, for which weights are unpacked; ``ahead`` and ``near`` are how many bytes further hints go.
     """
 
     rows: int
@@ -59,7 +57,6 @@ class Shape:
     few: int
     ahead: int
     near: int
-    tiles: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,6 @@ class Weights:
     @property
     def blocks(self) -> Dim:
         return buffer_type(self.packed).shape[1]
-
 
 
 def typed(buffer: Value, dtype: DType, *shape: Dim, name: str) -> Value:
@@ -198,19 +194,17 @@ class Unpacked(Source):
 
 
 class Product:
-    """One product; what all its loops share."""
+    """One product; what all its loops share.  With ``terms``, many rows are multiplied as tiles."""
 
-    def __init__(self, x: Activations, weights: Weights, out: Value, shape: Shape) -> None:
+    def __init__(self, x: Activations, weights: Weights, out: Value, shape: Shape, terms: Terms | None = None) -> None:
         rows, columns = x.rows, buffer_type(out).shape[-1]
         self.x, self.weights, self.shape = x, weights, shape
         self.out, self.columns = reshaped(out, rows, columns), columns
         self.zero, self.nothing = number(0.0, f32, "zero"), number(0, i32, "nothing")
         self.eight, self.base = number(8, i32, "eight"), number(256.0, f32, "base")
         self.offset = number(-weights.format.offset, i32, "offset")
-        self.few = max(shape.few, MOST) if shape.tiles else shape.few  # tiles take 16 rows or more
-        many = not isinstance(rows, int) or rows >= self.few
-        self.terms = Terms(x, weights) if shape.tiles and many else None
-        if self.terms is not None and self.terms.wide:
+        self.few, self.terms = shape.few if terms is None else terms.fewest, terms
+        if terms is not None and terms.wide:
             self.term = number(float(1 << TERM_BITS), f32, "term")
 
     def build(self) -> None:
@@ -237,7 +231,7 @@ class Product:
         assert isinstance(total, int)
         size = _part_of(total, self.shape.blocks if terms is None else Tiles.most(self, terms))
         if terms is not None:
-            terms.fill()
+            _ = terms.words  # seen once, in front of the panels
 
         def panel(p: Dim, group: Dim = 0) -> None:
             source, unpacked = Packed(self.weights, p), Unpacked(self.weights.format, size, terms is not None and terms.wide)

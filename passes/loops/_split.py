@@ -6,10 +6,12 @@ integers are the same everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
+from dialects._tiles import MOST
 from dialects.arith.bits import andi, shli, shrsi, xori
 from dialects.arith.cast import bitcast, sitofp, trunci
 from dialects.arith.comparison import cmpi, select
@@ -18,9 +20,10 @@ from dialects.arith.integers import addi, maxsi, subi
 from dialects.graph.digits import BLOCK, LARGEST, LEAST_SCALE, POWER_STEPS
 from dialects.vector import multi_reduction, reshape
 from ir.core import Value
-from ir.dims import Dim, product
+from ir.dims import Dim, floordiv, mod, product
 from ir.types import DType, ScalarType, Type, VectorType, f32, i8, i32
-from passes.loops._blocks import buffer_type, load, loop, number, parallel, reshaped, store
+from passes.loops._blocks import Place, buffer_type, choose, index_value, load, loop, number, parallel, reshaped, store
+from passes.loops._digit_tiles import TERM_BITS, Terms
 
 _INFINITY = 0x7F800000
 _LARGEST = 0x7FFFFFFF
@@ -46,9 +49,9 @@ def _stored(value: Value, name: str) -> Value:
     return _as(_as(value, i32), f32, name)
 
 
-def split_rows(x: Value, digits: Value, scales: Value, sums: Value) -> None:
-    """Fills the results of ``split_digits``."""
-    SplitTogether(x, digits, scales, sums).build()
+def split_rows(x: Value, digits: Value, scales: Value, sums: Value, terms: Sequence[Terms] = (), always: bool = True) -> None:
+    """Fills the results of ``split_digits``, and terms if there are rows enough; then the digits only if they are wanted ``always``."""
+    SplitTogether(x, digits, scales, sums, terms, always).build()
 
 
 class Split:
@@ -108,6 +111,11 @@ class Split:
         """What there is once for a block, for each of its numbers."""
         return value
 
+    def store_integers(self, integers: Value, moved: Sequence[Value], row: Dim, block: Dim) -> None:
+        """Stores the integers of a block; ``moved`` ones are the n-th digit and 256 times the next one."""
+        for n, m in enumerate(moved):
+            self.store_digit(trunci(m, result_type=_like(m, i8), name=f"digit.{n}"), row, block, n)
+
     def store_digit(self, digit: Value, row: Dim, block: Dim, number: int) -> None:
         """Stores a digit of each number of a block."""
         store(digit, self.digits, row, block, number, (0, BLOCK))
@@ -128,8 +136,8 @@ class Split:
         integers = andi(self._integers(x, found, sizes, factor), all_or_none, name="integers")
         moved = [shrsi(addi(integers, self.halves[n]), self.steps[n]) if n else integers for n in range(self.count)]
         totals = [self.reduce(m, "add", f"total.{n}") for n, m in enumerate(moved)]
-        for n, m in enumerate(moved):  # m is the n-th digit and 256 times the next m; the last one is a digit
-            self.store_digit(trunci(m, result_type=_like(m, i8), name=f"digit.{n}"), row, block, n)
+        self.store_integers(integers, moved, row, block)
+        for n in range(self.count):
             above = totals[n + 1 : n + 2]
             self.store(subi(totals[n], shli(above[0], self.steps[1]), name=f"sum.{n}") if above else totals[n], self.sums, row, block, n)
         scale = select(finite, scale, self.nan)
@@ -169,12 +177,24 @@ MOST_TOGETHER = 8
 class SplitTogether(Split):
     """Some blocks of a row as one vector ``[blocks, 2, 16]``."""
 
-    def __init__(self, x: Value, digits: Value, scales: Value, sums: Value) -> None:
+    def __init__(self, x: Value, digits: Value, scales: Value, sums: Value, terms: Sequence[Terms], always: bool) -> None:
         super().__init__(x, digits, scales, sums)
         self.group = next(n for n in range(MOST_TOGETHER, 0, -1) if self.blocks % n == 0)
-        halves = BLOCK // LANES, LANES
-        self.x = reshaped(x, self.rows, self.blocks, *halves)
-        self.digits = reshaped(digits, self.rows, self.blocks, self.count, *halves)
+        self.pieces = BLOCK // LANES, LANES
+        self.x = reshaped(x, self.rows, self.blocks, *self.pieces)
+        self.digits = reshaped(digits, self.rows, self.blocks, self.count, *self.pieces)
+        self.terms, self.always = terms, always
+
+    def start(self) -> None:
+        super().start()
+        known = isinstance(self.rows, int)
+        if self.terms and not known:
+            rows, least = index_value("apply", self.rows, name="rows"), index_value("apply", self.terms[0].fewest, name="least")
+            self.enough = cmpi(rows, least, predicate="ge", name="enough")
+        self.seen = [t.seen(i8, "bytes", *((2,) if t.wide else ()), *self.pieces) for t in self.terms]
+        if any(t.wide for t in self.terms):
+            self.bits, self.half = number(TERM_BITS, i32, "bits"), number(1 << TERM_BITS - 1, i32, "half")
+            self.four, self.low = number(4, i32, "four"), number(15, i32, "low")
 
     @property
     def together(self) -> int:
@@ -189,6 +209,35 @@ class SplitTogether(Split):
     def for_each(self, value: Value) -> Value:
         assert isinstance(value.type, VectorType)
         return reshape(value, result_type=VectorType(value.type.dtype, (self.group, 1, 1)), name=value.name)  # type: ignore[no-any-return]
+
+    def store_integers(self, integers: Value, moved: Sequence[Value], row: Dim, block: Dim) -> None:
+        def digits() -> None:
+            super(SplitTogether, self).store_integers(integers, moved, row, block)
+
+        def terms() -> None:
+            for some, seen in zip(self.terms, self.seen, strict=True):
+                self._store_terms(integers if some.wide else moved, seen, (floordiv(row, MOST), (block, self.group)), mod(row, MOST))
+
+        if self.always or not self.terms:
+            digits()
+        if not self.terms:
+            return
+        if isinstance(self.rows, int):
+            terms()
+        else:
+            choose(self.enough, terms, (lambda: None) if self.always else digits)
+
+    def _store_terms(self, found: Value | Sequence[Value], into: Value, front: tuple[Place, ...], row: Dim) -> None:
+        """Stores the integers of a block as terms: as two numbers, the rest below 2**11 and what is left over 2**12, or as digits."""
+        runs = (0, BLOCK // LANES), (0, LANES)
+        if not isinstance(found, Value):
+            for n, m in enumerate(found):
+                store(trunci(m, result_type=_like(m, i8), name=f"digit.{n}"), into, *front, n, row, *runs)
+            return
+        high = shrsi(addi(found, self.half), self.bits, name="high")
+        for term, some in enumerate((subi(found, shli(high, self.bits), name="rest"), high)):
+            for part, value in enumerate((andi(some, self.low), shrsi(some, self.four))):
+                store(trunci(value, result_type=_like(value, i8)), into, *front, term, row, part, *runs)
 
     def store_digit(self, digit: Value, row: Dim, block: Dim, number: int) -> None:
         store(digit, self.digits, row, (block, self.group), number, (0, BLOCK // LANES), (0, LANES))

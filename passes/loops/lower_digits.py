@@ -6,23 +6,26 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from dialects.graph.digits import LARGEST, Format, packed_format
-from dialects.memref import from_tensor, to_tensor
+from dialects.graph.digits import BLOCK, LARGEST, Format, packed_format
+from dialects.memref import from_tensor, to_tensor, view
 from ir.attributes import attribute_key
 from ir.builder import Builder
 from ir.core import Module, Operation, Trivia, Value
+from ir.dims import Dim, product
 from ir.references import load_time_graphs
 from ir.rewriter import walk_graphs
-from ir.types import TensorType, is_known
+from ir.types import MemRefType, TensorType, i8, is_known
 from passes.infra.base import Pass, PassContext
 from passes.loops._alike import Alike
 from passes.loops._blocks import alloc
+from passes.loops._digit_tiles import Terms, fewest_rows, is_wide
 from passes.loops._digits import Product, Shape, activations_of, weights_of
 from passes.loops._loops import outermost
 from passes.loops._memory import memory_of
 from passes.loops._packed import FloatProduct, gather_rows
 from passes.loops._split import split_rows
 
+_LOWERED = ("split_digits", "digit_linear", "packed_linear", "packed_embedding")
 _READERS = ("memref.load", "vector.load", "memref.prefetch", "memref.dim", "memref.to_tensor", "builtin.reads")
 
 
@@ -54,8 +57,9 @@ class LowerDigits(Pass):
     open; all give the same bits for a row (:mod:`passes.loops._digits`).  Blocks are ``rows`` rows (for one, two and three digits) by
     ``columns`` rows of weights.  For ``few`` rows or more a panel of weights is unpacked first, ``blocks`` blocks of 32 steps at a time,
     so that it stays in the nearest cache.  Hints for packed weights go ``ahead`` bytes further, for the cache behind the nearest, and ``near``
-    bytes further, for the nearest; 0 for none.  With ``tiles``, 16 of many rows at a time are multiplied by ``vector.dot4``, for processors
-    with registers for such matrices (:mod:`passes.loops._digit_tiles`).
+    bytes further, for the nearest; 0 for none.  With ``tiles``, many rows, which are 16 or more, or 8 with three digits and weights of 4 bits,
+    are multiplied by ``vector.dot4``, 16 at a time, for processors with registers for such matrices (:mod:`passes.loops._digit_tiles`):
+    ``split_digits`` stores digits as these are read then.
 
     Lowered are operations whose sizes but for the number of rows are known, in the graph's own block, once ``lower-to-linalg`` has
     left them between ``memref.to_tensor`` and ``memref.from_tensor``; where nothing has written the buffers meanwhile, they are used
@@ -81,7 +85,7 @@ class LowerDigits(Pass):
     near: int = 2560
     """bytes that hints for the nearest cache are ahead of what is read; 0 for none"""
     tiles: bool = False
-    """whether many rows, 16 at least, are multiplied as tiles; takes 32 columns"""
+    """whether many rows are multiplied as tiles; takes 32 columns"""
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(LARGEST) or any(r < 1 for r in (*self.rows, self.floats)):
@@ -94,41 +98,103 @@ class LowerDigits(Pass):
             raise ValueError("blocks and few: expected 1 or more; ahead and near: 0 or more")
 
     def run(self, module: Module, context: PassContext) -> bool:
-        lowerings: dict[str, Lowering] = {
-            "split_digits": lambda op, operands, results: split_rows(operands[0], *results),
-            "digit_linear": self._digits,
-            "packed_linear": self._floats,
-            "packed_embedding": _embedding,
-        }
-        changed, alike = False, Alike(context.folding)
+        lowering = _Digits(self, Alike(context.folding))
+        changed = False
         at_load_time = load_time_graphs(module)
         for graph in walk_graphs(module):
             for op in list(graph.block) if graph.name not in at_load_time else ():
-                lower = lowerings.get(op.definition.text_name)
-                if lower is not None and has_known_sizes(op):
-                    lower_op(op, lower, alike)
+                if op.definition.text_name in _LOWERED and has_known_sizes(op):
+                    lowering.lower(op)
                     context.count(f"{op.definition.text_name} lowered")
                     changed = True
         return changed
 
-    def _shape(self, rows: int) -> Shape:
-        return Shape(rows, self.columns, self.blocks, self.few, self.ahead, self.near, self.tiles)
 
-    def _digits(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
-        digits, scales, sums, packed = operands
-        x = activations_of(digits, scales, sums)
-        Product(x, weights_of(packed, format_of(op)), results[0], self._shape(self.rows[x.digits - 1])).build()
+class _Digits:
+    """Lowers operations.
+
+    ``terms`` are the memory of what ``split_digits`` made for tiles, and for how many rows it does, by the buffer of its digits and by whether
+    they are wide.
+    """
+
+    def __init__(self, options: LowerDigits, alike: Alike) -> None:
+        self.options, self.alike = options, alike
+        self.terms: dict[tuple[Value, bool], tuple[Value, int]] = {}
+
+    def lower(self, op: Operation) -> None:
+        """Lowers an operation of those that are."""
+        name = op.definition.text_name
+        if name == "split_digits":
+            self._split(op)
+        elif name == "digit_linear":
+            self._product(op)
+        elif name == "packed_linear":
+            lower_op(op, self._floats, self.alike)
+        else:
+            lower_op(op, _embedding, self.alike)
+
+    def _shape(self, rows: int) -> Shape:
+        o = self.options
+        return Shape(rows, o.columns, o.blocks, o.few, o.ahead, o.near)
+
+    def _split(self, op: Operation) -> None:
+        *front, blocks, count, _ = _tensor(op.results[0]).shape
+        assert isinstance(count, int)
+        rows, memory = product(front), {}
+        wanted, always, fewest = self._terms_wanted(op, rows, count)
+        with Builder.before_op(op):
+            for wide in wanted:
+                memory[wide] = alloc(f"{op.results[0].name}.terms", i8, Terms.bytes(rows, blocks, count, wide))
+            results = [new_memory(r) for r in op.results[1:]]
+            if memory and not always:  # there are digits or terms, in the same memory
+                kind = MemRefType(i8, (*front, blocks, count, BLOCK))
+                digits = view(next(iter(memory.values())), offset=0, result_type=kind, name=f"{op.results[0].name}.buffer")
+            else:
+                digits = new_memory(op.results[0])
+        self.terms.update(((digits, wide), (m, fewest)) for wide, m in memory.items())
+
+        def lower(_: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
+            digits, scales, sums, *made = results
+            terms = [Terms(m, rows, blocks, count, wide, fewest) for wide, m in zip(wanted, made, strict=True)]
+            split_rows(operands[0], digits, scales, sums, terms, always)
+
+        lower_op(op, lower, self.alike, results=[digits, *results], writes=tuple(memory.values()), extra=(*wanted, always))
+
+    def _terms_wanted(self, op: Operation, rows: Dim, count: int) -> tuple[list[bool], bool, int]:
+        """Which terms the readers of digits multiply as tiles (wide ones, others), whether others read the digits, and for how many rows."""
+        users = list(op.results[0].users)
+        readers = [u for u in users if u.definition.text_name == "digit_linear" and u.block is op.block and has_known_sizes(u)]
+        wanted = sorted({is_wide(count, format_of(u)) for u in readers})
+        fewest = max(map(fewest_rows, wanted), default=0)
+        if not self.options.tiles or not wanted or (isinstance(rows, int) and rows < fewest):
+            return [], True, 0
+        return wanted, len(readers) < len(users), fewest
+
+    def _product(self, op: Operation) -> None:
+        digits, format_ = op.operands[0], format_of(op)
+        source, count = digits.defining_op, _tensor(digits).shape[-2]
+        assert isinstance(count, int)
+        wide = is_wide(count, format_)
+        found = self.terms.get((source.operands[0], wide)) if source is not None and source.definition is to_tensor else None
+
+        def lower(op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
+            digits, scales, sums, packed, *made = operands
+            x, weights = activations_of(digits, scales, sums), weights_of(packed, format_)
+            terms = Terms(made[0], x.rows, weights.blocks, x.digits, wide, found[1]) if found is not None else None
+            Product(x, weights, results[0], self._shape(self.options.rows[x.digits - 1]), terms).build()
+
+        lower_op(op, lower, self.alike, reads=found[:1] if found is not None else (), extra=found[1] if found is not None else 0)
 
     def _floats(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
         x, packed = operands
-        FloatProduct(x, weights_of(packed, format_of(op)), results[0], self._shape(self.floats)).build()
+        FloatProduct(x, weights_of(packed, format_of(op)), results[0], self._shape(self.options.floats)).build()
 
 
 def format_of(op: Operation) -> Format:
     """The format of the weights that an operation reads."""
     packed = op.operand("packed")
-    assert packed is not None and isinstance(packed.type, TensorType)
-    return packed_format(packed.type)
+    assert packed is not None
+    return packed_format(_tensor(packed))
 
 
 def _embedding(op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
@@ -149,16 +215,31 @@ def has_known_sizes(op: Operation) -> bool:
 Lowering = Callable[[Operation, Sequence[Value], Sequence[Value]], None]
 
 
-def lower_op(op: Operation, lower: Lowering, alike: Alike, tensors_read: Sequence[Value] | None = None, extra: Hashable = None) -> None:
+def _tensor(value: Value) -> TensorType:
+    assert isinstance(value.type, TensorType)
+    return value.type
+
+
+def new_memory(result: Value) -> Value:
+    """Memory for a result of an operation."""
+    type_ = _tensor(result)
+    return alloc(f"{result.name}.buffer", type_.dtype, *type_.shape)
+
+
+def lower_op(
+    op: Operation, lower: Lowering, alike: Alike, tensors_read: Sequence[Value] | None = None, extra: Hashable = None, *,
+    results: Sequence[Value] | None = None, reads: Sequence[Value] = (), writes: Sequence[Value] = (),
+) -> None:  # fmt: skip
     """Puts loops in the place of an operation: built anew, or those of an operation like it for other buffers.
 
     ``tensors_read`` are those that the loops read, where they are others than the operands; ``extra`` is what else loops depend on.
+    ``results`` is memory for the results, where it is there already; ``reads`` and ``writes`` are more that loops read and write.
     """
     with Builder.before_op(op) as builder:
-        operands = [_buffer(op, tensor) for tensor in (op.operands if tensors_read is None else tensors_read)]
-        results = [alloc(f"{r.name}.buffer", r.type.dtype, *r.type.shape) for r in op.results]  # type: ignore[union-attr]
+        operands = [*(_buffer(op, tensor) for tensor in (op.operands if tensors_read is None else tensors_read)), *reads]
+        results = [new_memory(r) for r in op.results] if results is None else results
         kind = op.definition, tuple((n, attribute_key(a)) for n, a in sorted(op.attributes.items())), extra
-        alike.make(op, builder, kind, operands, results, lambda: lower(op, operands, results))
+        alike.make(op, builder, kind, operands, [*results, *writes], lambda: lower(op, operands, [*results, *writes]))
         tensors: list[Value] = [to_tensor(buffer) for buffer in results]
         first = builder.created[0]
     if op.trivia is not None:

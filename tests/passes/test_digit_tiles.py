@@ -14,7 +14,7 @@ from passes.pipelines import OTHER_TARGETS, load_pipeline
 from tests.digit_programs import FORMATS, product_text, random_weights
 
 CASES = [(f, n) for f in FORMATS for n in (1, 2, 3)]
-COUNTS = (1, 15, 16, 17, 31, 32, 33, 48, 77, 128, 129, 300)
+COUNTS = (1, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 77, 128, 129, 175, 187, 192, 300)
 
 
 def extreme_weights(format_: str, rows: int, size: int) -> np.ndarray:
@@ -87,15 +87,60 @@ def test_less_than_a_tile_is_never_many(few: int) -> None:
     pipeline = OTHER_TARGETS["cpu-amx"].replace("tiles=true", f"tiles=true, few={few}")
     assert f"few={few}" in pipeline
     tiles, plain = (graph_opt.compile(graph_opt.parse(text), pipeline=p) for p in (pipeline, "cpu"))
-    for count in (1, 3, 4, 5, 15, 16, 17, 39, 40):
+    for count in (1, 3, 4, 5, 7, 8, 15, 16, 17, 39, 40):
         x = activations(count, 64)
         assert tiles(x, packed).tobytes() == plain(x, packed).tobytes(), count
 
 
-def test_few_known_rows_have_no_terms() -> None:
-    module = graph_opt.parse(product_text("q4_1", 40, 64, 3, 15))
-    PassManager(load_pipeline(OTHER_TARGETS["cpu-amx"])).run(module)
-    assert not any(op.definition.full_name == "vector.dot4" for op in module.walk())
+READ_BY_SEVERAL = """
+graph @main(%x: f32[ROWS, 64], %p: u8[2, 2, 640], %r: u8[2, 2, 1088]) -> (f32[ROWS, 40], f32[ROWS, 40], f32[ROWS, 40] RESULT) {
+  %d, %s, %t = split_digits(%x, digits=DIGITS)
+  %y = digit_linear(%d, %s, %t, %p, rows=40)
+  %z = digit_linear(%d, %s, %t, %r, rows=40)
+  %u = digit_linear(%d, %s, %t, %p, rows=40)
+  return %y, %z, %u RETURN
+}
+"""
+
+
+def read_by_several(digits: int, rows: str, result: bool) -> str:
+    """Products with weights of 4 and of 8 bits of the same digits, which may be a result as well."""
+    text = READ_BY_SEVERAL.replace("ROWS", rows).replace("DIGITS", str(digits)).replace("RETURN", ", %d" if result else "")
+    return text.replace("RESULT", f", i8[{rows}, 2, {digits}, 32]" if result else "")
+
+
+@pytest.mark.parametrize("result", [False, True])
+@pytest.mark.parametrize(("digits", "rows"), [(1, "S"), (2, "S"), (3, "S"), (1, "3, S"), (3, "3, S"), (3, "21"), (3, "7"), (1, "16"), (3, "2, 8")])
+def test_digits_that_several_read(digits: int, rows: str, result: bool) -> None:
+    """Terms of two kinds, and digits besides where others than products read them."""
+    weights = [d.pack_rows(extreme_weights(f, 40, 64)) for f in ("q4_1", "q8_0")]
+    text = read_by_several(digits, rows, result)
+    tiles, plain = (graph_opt.compile(graph_opt.parse(text), pipeline=p) for p in ("cpu-amx", "cpu"))
+    for size in (1, 5, 6, 15, 16, 17, 43, 130) if "S" in rows else (0,):
+        shape = tuple(int(n) for n in rows.replace("S", str(size)).split(", "))
+        x = activations(int(np.prod(shape)), 64).reshape(*shape, 64)
+        for a, b in zip(tiles(x, *weights), plain(x, *weights), strict=True):
+            assert a.tobytes() == b.tobytes(), shape
+
+
+def test_digits_from_elsewhere() -> None:
+    """A product of digits that the graph is given has no terms, and the bits of others."""
+    types = "%d: i8[S, 2, 3, 32], %s: f32[S, 2, 2], %t: i32[S, 2, 3], %p: u8[2, 2, 640]"
+    text = f"graph @main({types}) -> f32[S, 40] {{\n  %y = digit_linear(%d, %s, %t, %p, rows=40)\n  return %y\n}}\n"
+    results = "i8[S, 2, 3, 32], f32[S, 2, 2], i32[S, 2, 3]"
+    split = f"graph @main(%x: f32[S, 64]) -> ({results}) {{\n  %d, %s, %t = split_digits(%x)\n  return %d, %s, %t\n}}\n"
+    packed, x = d.pack_rows(extreme_weights("q4_1", 40, 64)), activations(37, 64)
+    whole = graph_opt.compile(graph_opt.parse(product_text("q4_1", 40, 64, 3)), pipeline="cpu-amx")(x, packed)
+    parts = graph_opt.compile(graph_opt.parse(split), pipeline="cpu-amx")(x)
+    assert graph_opt.compile(graph_opt.parse(text), pipeline="cpu-amx")(*parts, packed).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize(("format_", "digits", "fewest"), [("q4_1", 3, 8), ("q4_0", 3, 8), ("q8_0", 3, 16), ("q4_1", 2, 16), ("q4_1", 1, 16)])
+def test_few_known_rows_have_no_terms(format_: str, digits: int, fewest: int) -> None:
+    for count in (fewest - 1, fewest):
+        module = graph_opt.parse(product_text(format_, 40, 64, digits, count))
+        PassManager(load_pipeline(OTHER_TARGETS["cpu-amx"])).run(module)
+        assert any(op.definition.full_name == "vector.dot4" for op in module.walk()) == (count == fewest)
 
 
 def test_tiles_take_a_whole_panel() -> None:
