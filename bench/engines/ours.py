@@ -10,6 +10,7 @@ from bench.case import Case, Work
 from bench.engines.base import Engine, Prepared, as_arrays, calls, prepared
 from bench.workloads.helpers import aligned
 from bench.workloads.smollm2 import Step
+from graph_opt.levels import preset_of
 
 
 class GraphOpt(Engine):
@@ -26,7 +27,11 @@ class GraphOpt(Engine):
         types = ", ".join(f'"{name}={type_of(a)}"' for name, a in inputs.items())
         weights = {} if case.files else data.weights
         program = graph_opt.compile(
-            case.path, pipeline=f"specialize{{types=[{types}]}},cpu", threads=self.threads, constants=weights, files=case.files or None
+            case.path,
+            pipeline=f"specialize{{types=[{types}]}},{preset_of('loops')}",
+            threads=self.threads,
+            constants=weights,
+            files=case.files or None,
         )
         work = call_of(program, list(inputs.values()))
         return Prepared(calls(work), lambda: as_arrays(work())[case.results])
