@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dialects.arith.bits import ori
-from dialects.arith.cast import index_cast
+from dialects.arith.cast import extsi, index_cast
 from dialects.arith.comparison import select
 from dialects.arith.floats import addf
 from dialects.arith.integers import addi, minsi
 from ir.core import Value
 from ir.dims import Dim
-from ir.types import ScalarType, f64, i64
+from ir.types import ScalarType, f64, i32, i64
 from passes.linalg._bodies import Place, axis_of, load, parallel, require_elements, serial, size_of, store, to_double
 from passes.linalg._elementwise import compare
 from passes.linalg._nests import Access, Loop, Lowering, narrow, number, tensor_type, wide_dtype, widen
@@ -34,20 +34,25 @@ def place_of_extreme(low: Lowering) -> list[Value]:
         target.insert(axis, 0)
     wide, read = wide_dtype(x.dtype), Access(source, tuple(names))
     choose, start = extreme_of(wide, largest=op.definition.name == "argmax")
-    count = size_of(low, source, axis)
+    count, most = size_of(low, source, axis), along.bound
+    short = isinstance(most, int) and most < 2**31  # 16 places to a register, as elements
+
+    def number_of(place: Value) -> Value:
+        return index_cast(place, result_type=ScalarType(i32)) if short else place  # type: ignore[no-any-return]
 
     def body(_: Value) -> Value:
         best = low.reduce([along], [read], number(start, wide), lambda a, acc: choose(acc, widen(a)))
-        end = count()
+        end = number(most, i32) if isinstance(most, int) and short else count()
 
         def first(stored: Value, place: Value) -> Value:
             a = widen(stored)
             found = compare(a, best, "eq")
             if wide.is_float:
                 found = ori(found, compare(a, a, "ne"))  # where there is a NaN, it is the best
-            return minsi(place, select(found, low.index(along), end))  # type: ignore[no-any-return]
+            return minsi(place, select(found, number_of(low.index(along)), end))  # type: ignore[no-any-return]
 
-        return index_cast(low.reduce([along], [read], end, first), result_type=ScalarType(i64))  # type: ignore[no-any-return]
+        place = low.reduce([along], [read], end, first)
+        return (extsi if short else index_cast)(place, result_type=ScalarType(i64))  # type: ignore[no-any-return]
 
     buffer = low.result_buffer()
     low.generic(kept, [], Access(buffer, tuple(target)), body)

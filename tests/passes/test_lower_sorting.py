@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from lowering_checks import assert_same, assert_same_error, lowered
 
+import graph_opt
 from ir.types import DTYPES
 from passes.linalg import _sorting
 
@@ -93,6 +94,28 @@ def test_places_of_extremes(dtype: str, op: str) -> None:
     assert_same(programs, np.array([[worst[0], worst[1]], [worst[1], worst[0]]]).astype(type_.numpy))
     assert_same(programs, numbers(dtype, 0, 3))
     assert_same(programs, numbers(dtype, 3, 1))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64", "u8"])
+def test_places_along_a_known_axis(dtype: str) -> None:
+    """They are numbers of 32 bits until the last one is found."""
+    for op, axis in (("argmax", 1), ("argmin", 1), ("argmax", 0)):
+        for size in (1, 2, 5):
+            programs = lowered(program(f"{op}(%x, axis={axis})", f"{dtype}[{size}, {size}]"))
+            for seed in range(4):
+                assert_same(programs, numbers(dtype, size, size, seed=seed))
+        assert "minsi" in str(programs[-1]) and "linalg.reduce" in str(programs[-1])
+
+
+@pytest.mark.parametrize("op", ["argmax", "argmin"])
+def test_machine_code_finds_the_first_place(op: str) -> None:
+    for rows, size in ((1, 1), (3, 15), (5, 16), (2, 63), (4, 64), (1, 65), (7, 130), (5, 1000)):
+        for axis in (0, 1):
+            run = graph_opt.compile(graph_opt.parse(program(f"{op}(%x, axis={axis})", f"f32[{rows}, {size}]")))
+            for seed in range(3):
+                x = numbers("f32", rows, size, seed=seed)
+                for found in (x, np.where(np.isnan(x), np.float32(-0.0), x), np.full_like(x, 2)):
+                    assert np.array_equal(run(found), getattr(np, op)(found, axis=axis))
 
 
 @pytest.mark.parametrize(("axis", "keepdims"), [(0, "false"), (1, "true"), (-1, "false"), (-3, "true")])
