@@ -49,22 +49,26 @@ def _stored(value: Value, name: str) -> Value:
     return _as(_as(value, i32), f32, name)
 
 
-def split_rows(x: Value, digits: Value, scales: Value, sums: Value, terms: Sequence[Terms] = (), always: bool = True) -> None:
-    """Fills the results of ``split_digits``, and terms if there are rows enough; then the digits only if they are wanted ``always``."""
+def split_rows(x: Value, digits: Value, scales: Value, sums: Value | None, terms: Sequence[Terms] = (), always: bool = True) -> None:
+    """Fills the results of ``split_digits`` (None: nobody reads it), and terms if there are rows enough.
+
+    Then the digits are only filled if they are wanted ``always``.
+    """
     SplitTogether(x, digits, scales, sums, terms, always).build()
 
 
 class Split:
     """The numbers of a block: as one vector here; :class:`SplitTogether` and other kinds of code say how they load, reduce and store them."""
 
-    def __init__(self, x: Value, digits: Value, scales: Value, sums: Value) -> None:
+    def __init__(self, x: Value, digits: Value, scales: Value, sums: Value | None) -> None:
         *front, size = buffer_type(x).shape
         count = buffer_type(digits).shape[-2]
         assert isinstance(size, int) and isinstance(count, int)
         rows = product(front)
         self.rows, self.blocks, self.count = rows, size // BLOCK, count
         self.x, self.digits = reshaped(x, rows, size), reshaped(digits, rows, self.blocks, count, BLOCK)
-        self.scales, self.sums = reshaped(scales, rows, self.blocks, 2), reshaped(sums, rows, self.blocks, count)
+        self.scales = reshaped(scales, rows, self.blocks, 2)
+        self.sums = reshaped(sums, rows, self.blocks, count) if sums is not None else None
 
     def start(self) -> None:
         """Makes the constants of :meth:`block`."""
@@ -111,8 +115,11 @@ class Split:
         """What there is once for a block, for each of its numbers."""
         return value
 
-    def store_integers(self, integers: Value, moved: Sequence[Value], row: Dim, block: Dim) -> None:
-        """Stores the integers of a block; ``moved`` ones are the n-th digit and 256 times the next one."""
+    only_digits = True
+    """whether digits are stored, and nothing else"""
+
+    def store_integers(self, moved: Sequence[Value], row: Dim, block: Dim) -> None:
+        """Stores the integers of a block, moved by each number of digits."""
         for n, m in enumerate(moved):
             self.store_digit(trunci(m, result_type=_like(m, i8), name=f"digit.{n}"), row, block, n)
 
@@ -134,16 +141,24 @@ class Split:
         scale, factor = self._scale(maxsi(select(finite, largest, self.nothing), self.least))
         factor, all_or_none = self.for_each(factor), self.for_each(select(finite, self.all, self.nothing))
         integers = andi(self._integers(x, found, sizes, factor), all_or_none, name="integers")
-        moved = [shrsi(addi(integers, self.halves[n]), self.steps[n]) if n else integers for n in range(self.count)]
-        totals = [self.reduce(m, "add", f"total.{n}") for n, m in enumerate(moved)]
-        self.store_integers(integers, moved, row, block)
-        for n in range(self.count):
-            above = totals[n + 1 : n + 2]
-            self.store(subi(totals[n], shli(above[0], self.steps[1]), name=f"sum.{n}") if above else totals[n], self.sums, row, block, n)
+        moved = self.moved(integers) if self.sums is not None or self.only_digits else [integers]
+        totals = [self.reduce(m, "add", f"total.{n}") for n, m in enumerate(moved if self.sums is not None else moved[:1])]
+        self.store_integers(moved, row, block)
+        if self.sums is not None:
+            self._store_sums(self.sums, totals, row, block)
         scale = select(finite, scale, self.nan)
         self.store(scale, self.scales, row, block, 0)
         total = _stored(sitofp(totals[0], result_type=_like(totals[0], f32)), "total")
         self.store(_stored(mulf(scale, total), "total"), self.scales, row, block, 1)
+
+    def _store_sums(self, sums: Value, totals: Sequence[Value], row: Dim, block: Dim) -> None:
+        for n, total in enumerate(totals):
+            above = totals[n + 1 : n + 2]
+            self.store(subi(total, shli(above[0], self.steps[1]), name=f"sum.{n}") if above else total, sums, row, block, n)
+
+    def moved(self, integers: Value) -> list[Value]:
+        """The n-th digit and 256 times the next one, for all digits; the first one is the integers themselves."""
+        return [shrsi(addi(integers, self.halves[n]), self.steps[n]) if n else integers for n in range(self.count)]
 
     def _integers(self, x: Value, bits: Value, sizes: Value, factor: Value) -> Value:
         """What numbers times a factor are, rounded to even; ``sizes`` are the bits of their magnitudes.
@@ -177,13 +192,13 @@ MOST_TOGETHER = 8
 class SplitTogether(Split):
     """Some blocks of a row as one vector ``[blocks, 2, 16]``."""
 
-    def __init__(self, x: Value, digits: Value, scales: Value, sums: Value, terms: Sequence[Terms], always: bool) -> None:
+    def __init__(self, x: Value, digits: Value, scales: Value, sums: Value | None, terms: Sequence[Terms], always: bool) -> None:
         super().__init__(x, digits, scales, sums)
         self.group = next(n for n in range(MOST_TOGETHER, 0, -1) if self.blocks % n == 0)
         self.pieces = BLOCK // LANES, LANES
         self.x = reshaped(x, self.rows, self.blocks, *self.pieces)
         self.digits = reshaped(digits, self.rows, self.blocks, self.count, *self.pieces)
-        self.terms, self.always = terms, always
+        self.terms, self.always, self.only_digits = terms, always, not terms
 
     def start(self) -> None:
         super().start()
@@ -210,21 +225,22 @@ class SplitTogether(Split):
         assert isinstance(value.type, VectorType)
         return reshape(value, result_type=VectorType(value.type.dtype, (self.group, 1, 1)), name=value.name)  # type: ignore[no-any-return]
 
-    def store_integers(self, integers: Value, moved: Sequence[Value], row: Dim, block: Dim) -> None:
+    def store_integers(self, moved: Sequence[Value], row: Dim, block: Dim) -> None:
+        integers, *rest = moved
+
         def digits() -> None:
-            super(SplitTogether, self).store_integers(integers, moved, row, block)
+            super(SplitTogether, self).store_integers(moved if rest else self.moved(integers), row, block)
 
         def terms() -> None:
             for some, seen in zip(self.terms, self.seen, strict=True):
-                self._store_terms(integers if some.wide else moved, seen, (floordiv(row, MOST), (block, self.group)), mod(row, MOST))
+                found = integers if some.wide else moved if rest else self.moved(integers)
+                self._store_terms(found, seen, (floordiv(row, MOST), (block, self.group)), mod(row, MOST))
 
         if self.always or not self.terms:
             digits()
-        if not self.terms:
-            return
         if isinstance(self.rows, int):
             terms()
-        else:
+        elif self.terms:
             choose(self.enough, terms, (lambda: None) if self.always else digits)
 
     def _store_terms(self, found: Value | Sequence[Value], into: Value, front: tuple[Place, ...], row: Dim) -> None:

@@ -153,17 +153,19 @@ class _Digits:
                 digits = new_memory(op.results[0])
         self.terms.update(((digits, wide), (m, fewest)) for wide, m in memory.items())
 
+        summed = not all(_is_product(u, op) and not format_of(u).offset for u in op.results[2].users)
+
         def lower(_: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
             digits, scales, sums, *made = results
             terms = [Terms(m, rows, blocks, count, wide, fewest) for wide, m in zip(wanted, made, strict=True)]
-            split_rows(operands[0], digits, scales, sums, terms, always)
+            split_rows(operands[0], digits, scales, sums if summed else None, terms, always)
 
-        lower_op(op, lower, self.alike, results=[digits, *results], writes=tuple(memory.values()), extra=(*wanted, always))
+        lower_op(op, lower, self.alike, results=[digits, *results], writes=tuple(memory.values()), extra=(*wanted, always, summed))
 
     def _terms_wanted(self, op: Operation, rows: Dim, count: int) -> tuple[list[bool], bool, int]:
         """Which terms the readers of digits multiply as tiles (wide ones, others), whether others read the digits, and for how many rows."""
         users = list(op.results[0].users)
-        readers = [u for u in users if u.definition.text_name == "digit_linear" and u.block is op.block and has_known_sizes(u)]
+        readers = [u for u in users if _is_product(u, op)]
         wanted = sorted({is_wide(count, format_of(u)) for u in readers})
         fewest = max(map(fewest_rows, wanted), default=0)
         if not self.options.tiles or not wanted or (isinstance(rows, int) and rows < fewest):
@@ -188,6 +190,11 @@ class _Digits:
     def _floats(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
         x, packed = operands
         FloatProduct(x, weights_of(packed, format_of(op)), results[0], self._shape(self.options.floats)).build()
+
+
+def _is_product(op: Operation, split: Operation) -> bool:
+    """Whether an operation is a product of digits that is lowered as well."""
+    return op.definition.text_name == "digit_linear" and op.block is split.block and has_known_sizes(op)
 
 
 def format_of(op: Operation) -> Format:
