@@ -194,6 +194,7 @@ class StoredDigits:
 
     def sum(self, row: Dim, block: Dim, digit: int) -> Value:
         """The sum of a digit."""
+        assert self.stored.sums is not None
         return load(self.stored.sums, row, block * self.digits + digit, name="sum")
 
 

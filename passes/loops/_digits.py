@@ -94,13 +94,13 @@ def weights_of(packed: Value, format_: Format) -> Weights:
 class Activations:
     """What ``split_digits`` made of rows: ``words[rows, blocks * digits * 8]``, ``scales[rows, 2 * blocks]``, ``sums[rows, blocks * digits]``.
 
-    ``bytes`` are those of the words, one by one.
+    ``bytes`` are those of the words, one by one; ``sums`` are for weights with an offset.
     """
 
     words: Value
     bytes: Value
     scales: Value
-    sums: Value
+    sums: Value | None
     digits: int
 
     @property
@@ -108,7 +108,7 @@ class Activations:
         return buffer_type(self.words).shape[0]
 
 
-def activations_of(digits: Value, scales: Value, sums: Value) -> Activations:
+def activations_of(digits: Value, scales: Value, sums: Value | None) -> Activations:
     """Views of digits with any dimensions in front."""
     *front, blocks, count, _ = buffer_type(digits).shape
     assert isinstance(count, int)
@@ -117,7 +117,8 @@ def activations_of(digits: Value, scales: Value, sums: Value) -> Activations:
         rows = rows * size
     words = typed(digits, i32, rows, blocks * count * WORDS, name=f"{digits.name}.words")
     bytes_ = reshaped(digits, rows, blocks * count * BLOCK)
-    return Activations(words, bytes_, reshaped(scales, rows, 2 * blocks), reshaped(sums, rows, blocks * count), count)
+    totals = reshaped(sums, rows, blocks * count) if sums is not None else None
+    return Activations(words, bytes_, reshaped(scales, rows, 2 * blocks), totals, count)
 
 
 Hints = Callable[[Dim, Dim, int], None]
@@ -350,6 +351,7 @@ class Product:
 
     def taken_away(self, block: Dim, digit: int, row: Dim, rows: int) -> Value:
         """What the offset of the numbers takes away from the sums of a digit."""
+        assert self.x.sums is not None
         found = load(self.x.sums, (row, rows), block * self.x.digits + digit, keep=True, name="sum")
         return muli(found, self.offset)  # type: ignore[no-any-return]
 

@@ -154,13 +154,15 @@ class _Digits:
         self.terms.update(((digits, wide), (m, fewest)) for wide, m in memory.items())
 
         summed = not all(_is_product(u, op) and not format_of(u).offset for u in op.results[2].users)
+        filled = [digits, *(results if summed else results[:1]), *memory.values()]
 
-        def lower(_: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
-            digits, scales, sums, *made = results
-            terms = [Terms(m, rows, blocks, count, wide, fewest) for wide, m in zip(wanted, made, strict=True)]
-            split_rows(operands[0], digits, scales, sums if summed else None, terms, always)
+        def lower(_: Operation, operands: Sequence[Value], filled: Sequence[Value]) -> None:
+            digits, scales, *others = filled
+            sums = others.pop(0) if summed else None
+            terms = [Terms(m, rows, blocks, count, wide, fewest) for wide, m in zip(wanted, others, strict=True)]
+            split_rows(operands[0], digits, scales, sums, terms, always)
 
-        lower_op(op, lower, self.alike, results=[digits, *results], writes=tuple(memory.values()), extra=(*wanted, always, summed))
+        lower_op(op, lower, self.alike, results=[digits, *results], writes=filled, extra=(*wanted, always, summed))
 
     def _terms_wanted(self, op: Operation, rows: Dim, count: int) -> tuple[list[bool], bool, int]:
         """Which terms the readers of digits multiply as tiles (wide ones, others), whether others read the digits, and for how many rows."""
@@ -173,19 +175,22 @@ class _Digits:
         return wanted, len(readers) < len(users), fewest
 
     def _product(self, op: Operation) -> None:
-        digits, format_ = op.operands[0], format_of(op)
-        source, count = digits.defining_op, _tensor(digits).shape[-2]
+        digits, scales, sums, packed = op.operands
+        format_, source, count = format_of(op), digits.defining_op, _tensor(digits).shape[-2]
         assert isinstance(count, int)
         wide = is_wide(count, format_)
         found = self.terms.get((source.operands[0], wide)) if source is not None and source.definition is to_tensor else None
 
         def lower(op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
-            digits, scales, sums, packed, *made = operands
+            digits, scales, packed, *others = operands
+            sums = others.pop(0) if format_.offset else None
             x, weights = activations_of(digits, scales, sums), weights_of(packed, format_)
-            terms = Terms(made[0], x.rows, weights.blocks, x.digits, wide, found[1]) if found is not None else None
+            terms = Terms(others[0], x.rows, weights.blocks, x.digits, wide, found[1]) if found is not None else None
             Product(x, weights, results[0], self._shape(self.options.rows[x.digits - 1]), terms).build()
 
-        lower_op(op, lower, self.alike, reads=found[:1] if found is not None else (), extra=found[1] if found is not None else 0)
+        tensors = [digits, scales, packed, *([sums] if format_.offset else [])]
+        memory, fewest = ((), 0) if found is None else (found[:1], found[1])
+        lower_op(op, lower, self.alike, tensors, extra=fewest, reads=memory)
 
     def _floats(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
         x, packed = operands
@@ -235,18 +240,20 @@ def new_memory(result: Value) -> Value:
 
 def lower_op(
     op: Operation, lower: Lowering, alike: Alike, tensors_read: Sequence[Value] | None = None, extra: Hashable = None, *,
-    results: Sequence[Value] | None = None, reads: Sequence[Value] = (), writes: Sequence[Value] = (),
+    results: Sequence[Value] | None = None, reads: Sequence[Value] = (), writes: Sequence[Value] | None = None,
 ) -> None:  # fmt: skip
     """Puts loops in the place of an operation: built anew, or those of an operation like it for other buffers.
 
     ``tensors_read`` are those that the loops read, where they are others than the operands; ``extra`` is what else loops depend on.
-    ``results`` is memory for the results, where it is there already; ``reads`` and ``writes`` are more that loops read and write.
+    ``results`` is memory for the results, where it is there already; ``reads`` is more that loops read, ``writes`` what they write, where
+    that is not the results.
     """
     with Builder.before_op(op) as builder:
         operands = [*(_buffer(op, tensor) for tensor in (op.operands if tensors_read is None else tensors_read)), *reads]
         results = [new_memory(r) for r in op.results] if results is None else results
+        filled = results if writes is None else writes
         kind = op.definition, tuple((n, attribute_key(a)) for n, a in sorted(op.attributes.items())), extra
-        alike.make(op, builder, kind, operands, [*results, *writes], lambda: lower(op, operands, [*results, *writes]))
+        alike.make(op, builder, kind, operands, filled, lambda: lower(op, operands, filled))
         tensors: list[Value] = [to_tensor(buffer) for buffer in results]
         first = builder.created[0]
     if op.trivia is not None:
