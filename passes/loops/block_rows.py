@@ -116,16 +116,14 @@ class BlockRows(Pass):
         length, size = extent(bounds), self._size(first, bounds.step)
         if size is None or (isinstance(length, int) and length <= size):
             return False
-        whole = isinstance(length, int) and length % size == 0
+        whole = isinstance(length, int) and length % size == 0 and not any(is_loop(op) for op in rest)  # else what is left has company
         middle = bounds.stop if whole else bounds.start + size * dim_max(0, floordiv(length, size) - 1)
         if middle == bounds.start:
             return False
         self._blocks(panels, RangeArg(bounds.start, middle, size), bounds.step)
         set_range(first, RangeArg(middle, bounds.stop, bounds.step))
         if whole:
-            first.erase()
-            if not any(is_loop(op) for op in rest):
-                panels.erase()
+            panels.erase()
         return True
 
     def _blocks(self, panels: Operation, bounds: RangeArg, step: int) -> None:

@@ -45,6 +45,16 @@ def test_last_block() -> None:
     assert_same_runs(load(text), after, [((167, 5), (2, 5, 48), (167, 96))])
 
 
+def test_what_is_left_has_company() -> None:
+    """Rows that fill their blocks, and some behind them: the last block stays with these, which would read all panels for themselves."""
+    text = panels("99")
+    found = loops(blocked(text))
+    assert found[:3] == [line.format(n) for line, n in zip(BLOCKS, (48, "", 3), strict=True)]
+    assert found[3] == BLOCKS[1].replace("jt.1", "jt").format() and found[4] == 'scf.parallel(%it = 48 to 96 step 8, tag="m.tile") {'
+    after = optimize(text, PEELED + "block-rows{size=48}")
+    assert_same_runs(load(text), after, [((99, 5), (2, 5, 48), (99, 96))])
+
+
 def test_rows_known_when_it_runs() -> None:
     after = optimize(panels("M", "K"), PEELED + "block-rows{size=48}")
     text = print_module(after)
