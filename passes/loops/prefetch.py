@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ir.builder import Builder
-from ir.core import Module, Operation, Value
+from ir.core import Module, Operation
 from ir.dims import Dim, ceildiv, dim_max, dim_min, floordiv, substitute
 from ir.layout import LAYOUT, IndexExpr
 from ir.opdef import REGISTRY
 from ir.rewriter import walk_graphs
-from ir.types import MemRefType, byte_count
+from ir.types import MemRefType, VectorType, byte_count
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import (
     Access,
@@ -19,9 +20,12 @@ from passes.loops._loops import (
     body,
     depends_on,
     extent,
+    is_loop,
     loops_tagged,
     number_layout,
     parent,
+    ranges,
+    rounds,
     single_range,
     tag_of,
     value_symbol,
@@ -70,7 +74,8 @@ class Prefetch(Pass):
     ``across``, which is then spread over the whole time.  One hint a step is too little for all of it with two tiles of rows,
     and with one there is nothing to spread: hints are further ahead then, up to ``far`` rounds, unless all panels together are so
     small (``near``) that a cache has kept them; when the number of tiles is known only when the program runs, the distance is
-    computed from it.
+    computed from it.  Panels of more than ``memory`` bytes that are read once come from memory and go into the second cache (``locality=2``):
+    the nearest one has no room for so many lines on their way.  A round takes as long as it has rows, so hints for one are less far ahead.
 
     A hint changes no result, and may point behind the buffer.
     """
@@ -85,6 +90,8 @@ class Prefetch(Pass):
     """rounds from a hint to the load when few rounds read the same panel"""
     near: int = 512 * 1024
     """bytes of all panels up to which a near cache holds them anyway"""
+    memory: int = 32 * 1024 * 1024
+    """bytes of all panels from which on no cache holds them from one run to the next"""
 
     keeps_types: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -101,37 +108,73 @@ class Prefetch(Pass):
                     continue
                 for load in [o for o in loop.regions[0].block if o.name == "vector.load"]:
                     panel = Panel.of(load, loop, self.across) if self.across else None
-                    near += self._ahead(load, variable(loop), panel)
+                    near += self._ahead(load, loop, panel)
                     next_ += panel is not None and _next_panel(load, panel)
         context.count("hints made", near + next_)
         context.count("for the next panel", next_)
         return near + next_ > 0
 
-    def _ahead(self, load: Operation, at: Value, panel: Panel | None) -> int:
+    def _ahead(self, load: Operation, loop: Operation, panel: Panel | None) -> int:
         """Hints for the lines that a later round reads."""
-        (access,) = accesses(load)
+        (access,), at = accesses(load), variable(loop)
         *outer, last = access.indices
         if last.size is None or depends_on(last.expr, [at]) or not any(depends_on(i.expr, [at]) for i in outer):
             return 0
         if any(i.size is not None and i.size > 1 for i in outer):
             return 0
         distance = self._distance(panel.readers) if panel is not None and not self._is_near(panel) else self.ahead
+        attributes: dict[str, Any] = {}
+        if self._is_from_memory(access, loop):
+            distance, attributes = min(self.far, 2 * self.ahead * _rows(loop)), {"locality": 2}
         step = LINE // access.buffer.type.dtype.itemsize  # type: ignore[union-attr]
         later = [IndexExpr(i.expr + distance if depends_on(i.expr, [at]) else i.expr) for i in outer]
         for start in range(0, last.size, step):
-            _hint(load, Access(access.buffer, (*later, IndexExpr(last.expr + start))))
+            _hint(load, Access(access.buffer, (*later, IndexExpr(last.expr + start))), **attributes)
         return -(-last.size // step)
 
     def _is_near(self, panel: Panel) -> bool:
-        type_ = panel.access.buffer.type
+        size = _size(panel.access)
+        return size is not None and size <= self.near
+
+    def _is_from_memory(self, access: Access, loop: Operation) -> bool:
+        """Whether an access to panels, in a loop over their lines, finds each of them in memory, as there are many and one reader for each."""
+        type_, size = access.buffer.type, _size(access)
         assert isinstance(type_, MemRefType)
-        size = byte_count(type_.dtype, type_.shape)
-        return isinstance(size, int) and size <= self.near
+        panels = len(type_.shape) >= 3 and access.indices[-1].expr == 0 and access.indices[-1].size == type_.shape[-1]
+        return panels and size is not None and size > self.memory and _is_read_once(access, loop)
 
     def _distance(self, readers: Dim) -> Dim:
         """``ahead`` for three readers of a panel and more, ``far`` for one and none."""
         slope = -(-(self.far - self.ahead) // (_MANY - 1))
         return dim_max(self.ahead, dim_min(self.far, self.far + slope - slope * readers))
+
+
+def _rows(loop: Operation) -> int:
+    """The rows of a block of sums that a loop carries."""
+    types = [r.type for r in loop.results]
+    return max((math.prod(t.shape[:-1]) for t in types if isinstance(t, VectorType)), default=1)
+
+
+def _size(access: Access) -> int | None:
+    """The bytes of a buffer of known size."""
+    type_ = access.buffer.type
+    assert isinstance(type_, MemRefType)
+    size = byte_count(type_.dtype, type_.shape)
+    return size if isinstance(size, int) else None
+
+
+def _is_read_once(access: Access, loop: Operation) -> bool:
+    """Whether the rounds of loops around an access are known to meet other elements each, or are one round."""
+    places: list[Dim] = [i.expr for i in access.indices]
+    outer: Operation | None = loop
+    while outer is not None:
+        if is_loop(outer):
+            if any(depends_on(place, body(outer).arguments[: len(ranges(outer))]) for place in places):
+                places += [d for r in ranges(outer) for d in (r.start, r.stop)]
+            elif any(rounds(r) != 1 for r in ranges(outer)):
+                return False
+        outer = parent(outer)
+    return True
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from ir.core import DROPPED, Module, Operation
 from ir.dims import Dim, DimExpr, dim_min, exact_div, floordiv, mod, symbols_of
 from ir.layout import RangeArg
 from ir.rewriter import is_pure, walk_graphs
+from ir.types import MemRefType, byte_count
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import (
     accesses,
@@ -78,7 +79,8 @@ class Tile(Pass):
     of less than two tiles have the choice in any case: there a remainder would be much of the work.
 
     ``few=6`` is for loops that are known to have so many rounds of the loop ``outside``, or less, or none around them: rows do not
-    fill a tile then, so it is the widest size that divides the extent.  More sums at a time wait for memory together.
+    fill a tile then, so it is the widest size that divides the extent.  More sums at a time wait for memory together.  One row reads a matrix
+    of more than ``memory`` bytes faster in narrow tiles (see docs/performance.md), so it keeps the last size.
 
     ``across=16`` is the size for loops that read what is lines apart, each line along another loop, while there is no loop
     ``outside`` that reads it again: few lines at a time are read well.  What is stored with the program does not count,
@@ -108,6 +110,8 @@ class Tile(Pass):
     """of several sizes the last, unless the loop ``outside`` is known to have so many rounds"""
     few: int = 0
     """up to so many rounds of the loop ``outside``, the widest size that divides; 0 for no difference"""
+    memory: int = 32 * 1024 * 1024
+    """bytes of what is read from which on no cache holds it"""
     across: int = 0
     """rounds of a tile that goes across lines; 0 for no difference"""
     area: int = 0
@@ -195,7 +199,7 @@ class Tile(Pass):
             return self.size[-1]
         free = known < _FEW_TILES * self.size[-1] or self._has_rounds(place) or (tag_of(place) != self.outside and _reads_lines(loop))
         sizes = self.size if free else self.size[-1:]
-        if self._has_few(place) and not (tag_of(place) != self.outside and _reads_lines(loop)):
+        if self._has_few(place) and not (tag_of(place) != self.outside and _reads_lines(loop)) and not self._streams(place, loop):
             sizes = (*sorted(self.size, reverse=True), self.size[-1])
         size = next((s for s in sizes if known % s == 0), sizes[-1])
         return min(size, max(1, -(-known // 16)) * 16)
@@ -212,6 +216,15 @@ class Tile(Pass):
         around = single_range(place)
         known = static_extent(around) if around is not None else None
         return known is not None and known <= self.few
+
+    def _streams(self, place: Operation, loop: Operation) -> bool:
+        """Whether one row goes through a matrix that comes from memory."""
+        around = single_range(place) if tag_of(place) == self.outside else None
+        if around is not None and static_extent(around) != 1:
+            return False
+        read = [a.buffer.type for op in loop.walk() if op.name == "memref.load" for a in accesses(op)]
+        sizes = [byte_count(t.dtype, t.shape) for t in read if isinstance(t, MemRefType)]
+        return any(isinstance(n, int) and n > self.memory for n in sizes)
 
     def _limited(self, loop: Operation, size: int) -> int:
         outer = parent_loop(loop)

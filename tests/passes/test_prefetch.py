@@ -92,6 +92,22 @@ def test_what_a_cache_holds(lines: str, near: int, distance: int) -> None:
     assert found == [f"memref.prefetch(%P[%jt floordiv 48, %k+{distance}, {start}])" for start in (0, 16, 32)]
 
 
+@pytest.mark.parametrize(("rows", "distance"), [("1", 16), ("2", 32), ("8", 50)])
+def test_what_comes_from_memory(rows: str, distance: int) -> None:
+    """Panels that are too large for all caches go into the second one, further ahead for more rows, which take longer."""
+    pipeline = PANELS.replace("far=20", "far=50, memory=1919")
+    assert hints(panels(rows), pipeline) == [f"memref.prefetch(%P[%jt floordiv 48, %k+{distance}, {start}], locality=2)" for start in (0, 16, 32)]
+    others = hints(panels(rows), pipeline.replace("1919", "1920"))
+    assert len(others) == 3 and not any("locality" in line for line in others)
+    assert_same_runs(load(panels(rows)), optimize(panels(rows), pipeline), [((int(rows), 5), (2, 5, 48), (int(rows), 96))])
+
+
+@pytest.mark.parametrize("rows", ["16", "M"])
+def test_what_is_read_again(rows: str) -> None:
+    pipeline = PANELS.replace("far=20", "far=20, memory=1")
+    assert hints(panels(rows), pipeline) == hints(panels(rows))
+
+
 def test_readers_known_when_it_runs() -> None:
     after = optimize(panels("M", "K"), PANELS)
     text = print_module(after)

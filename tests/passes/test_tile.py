@@ -168,6 +168,13 @@ def test_few_rows(m: str, n: str, size: int) -> None:
     assert_same_runs(load(text), after, [((rows, 3), (3, columns), (columns,))])
 
 
+@pytest.mark.parametrize(("m", "memory", "size"), [("1", 2303, 48), ("1", 2304, 64), ("2", 2303, 64), ("M", 2303, 48)])
+def test_one_row_and_a_matrix_from_memory(m: str, memory: int, size: int) -> None:
+    """3 lines of 192 numbers are 2304 bytes."""
+    after = optimize(matmul(m, "192", "3"), f"tile{{loop=n, size=[48, 64, 48], outside=m, rounds=48, few=6, memory={memory}}}")
+    assert f'step {size}, tag="n.tile"' in print_module(after)
+
+
 @pytest.mark.parametrize(("n", "rows"), [("48", 8), ("64", 6), ("96", 8), ("640", 6), ("7", 8)])
 def test_area(n: str, rows: int) -> None:
     """What the registers hold: 8 rows of 48 columns, 6 of 64."""
