@@ -58,7 +58,8 @@ class TransposeOperands(Pass):
         }
 
     Weights and constants stay: ``pack`` arranges them once, when the program is loaded.  With ``near`` matrices stay whose
-    columns have so many bytes at most: ``pack`` makes a panel of some columns where they are read, while it is in the cache.
+    columns have so many bytes at most: ``pack`` makes a panel of some columns where they are read, while it is in the cache; of a batch it makes
+    panels in front.
 
     The statistics tell the bytes that nests transpose when the program runs, those of this pass among them.
     """
@@ -130,9 +131,9 @@ def _is_near(read: Read, column: str, near: int) -> bool:
     """Whether ``pack`` arranges a factor where it is read."""
     type_ = read.buffer.type
     assert isinstance(type_, MemRefType)
-    if len(type_.shape) != 2 or read.indices[0] != symbol(column) or plain_name(read.indices[1]) is None:
+    if len(type_.shape) < 2 or read.indices[-2] != symbol(column) or any(plain_name(i) is None for i in read.indices):
         return False
-    lines = type_.shape[1]
+    lines = type_.shape[-1]
     return isinstance(lines, int) and lines * type_.dtype.itemsize <= near
 
 

@@ -84,7 +84,7 @@ class Pack(Pass):
     same way.  That is worth it when there are many ``rows``, rounds of the loops between the tiles and the columns.  Where their number
     is known only when the program runs, and lines may be far apart, there are two versions of the nest, of which it takes one; and
     two of the first one where the number of lines is not known.  A matrix whose columns are its lines is turned panel by panel for more
-    than one row.
+    than one row, those of a batch in front.
 
     While a round goes through all rows, a cache loses the first ones, so each panel asks for them again from far away.  From ``front``
     rows on a matrix is packed in front of the nest, which ``block-rows`` can then go through with some rows at a time; where their number
@@ -213,11 +213,11 @@ class _Packing:
         rows_left = self._rows_left(tile, column)
         near = room is not None and (room >= 0 if isinstance(room, int) else answers(load, room, 0) is True)
         near = near and (rows_left >= 0 if isinstance(rows_left, int) else answers(load, rows_left, 0) is not False)
-        turned = near and panels.crosswise and rows_between(tile, column) != 1  # as few rows as there may be
+        turned = not self.stored_only and panels.crosswise and rows_between(tile, column) != 1  # as few rows as there may be
         if near and (many or turned):
             self._pack_near(load, access, panels, tile, column)
             return True
-        buffer = self._panels(access.buffer, panels, nest_of(load), many)
+        buffer = self._panels(access.buffer, panels, nest_of(load), many or turned)
         if buffer is None:
             return False
         write_layout(load, [panels.access(access, buffer, value_symbol(tile), value_symbol(column))])

@@ -35,6 +35,36 @@ def test_products_with_crosswise_factors(m: object, k: object, n: object) -> Non
         assert same_bits(multiply(x, w), x @ w.T), (rows, inner, columns)
 
 
+def batch(b: object, m: object, k: object, n: object) -> str:
+    parameters = f"%x: f32[{b}, {m}, {k}], %w: f32[{b}, {n}, {k}]"
+    body = "  %t = transpose(%w, perm=[0, 2, 1])\n  %y = matmul(%x, %t)\n  return %y\n"
+    return f"graph @main({parameters}) -> f32[{b}, {m}, {n}] {{\n{body}}}\n"
+
+
+BATCHES = [(3, 1, 64, 100), (2, 4, 65, 48), (2, 33, 100, 130), (5, 40, 16, 7), (2, 3, 3000, 20), ("B", "M", 33, 70), ("B", 7, "K", 50)]
+
+
+@pytest.mark.parametrize(("b", "m", "k", "n"), BATCHES)
+def test_batches_of_crosswise_factors(b: object, m: object, k: object, n: object) -> None:
+    multiply = graph_opt.compile(graph_opt.parse(batch(b, m, k, n)))
+    numbers = np.random.default_rng(0)
+    for rows in (0, 1, 5, 32, 70) if m == "M" else (m,):
+        count, inner = (2 if b == "B" else b), (40 if k == "K" else k)
+        x = numbers.integers(-9, 9, (count, rows, inner)).astype(np.float32)  # type: ignore[arg-type]
+        w = numbers.integers(-9, 9, (count, n, inner)).astype(np.float32)  # type: ignore[arg-type]
+        assert same_bits(multiply(x, w), x @ w.swapaxes(1, 2)), (rows, inner)
+
+
+def test_batches_are_turned_into_panels() -> None:
+    """Once, and not into columns first, of which panels were made then."""
+    for rows, copies in ((64, [".panels"]), (5, [".panels"]), (1, []), ("M", [".panels"])):
+        apply(module := load(batch(4, rows, 256, 256)), VECTORS)
+        names = [op.result.name for op in module.walk() if op.name in ("memref.alloc", "memref.view")]
+        assert [n[n.rindex(".") :] for n in names if n.endswith((".panels", ".columns", ".panel"))] == copies, rows
+    apply(module := load(batch(4, 64, 4096, 256)), VECTORS)
+    assert any(op.result.name.endswith(".columns") for op in module.walk() if op.name in ("memref.alloc", "memref.view"))
+
+
 def test_near_or_in_front() -> None:
     def has(text: str) -> tuple[bool, bool]:
         apply(module := load(text), VECTORS)
