@@ -15,7 +15,7 @@ from ir.core import Block, Graph, Module, Operation, Region, Value
 from ir.layout import LAYOUT, AccessArg, IndexExpr, OperandArg, RangeArg, operand_symbol
 from ir.opdef import REGISTRY
 from ir.rewriter import walk_graphs
-from ir.types import DType, MemRefType, ScalarType, index
+from ir.types import DType, MemRefType, ScalarType, index, u8
 from passes.infra.base import Pass, PassContext
 
 _ORIGIN = "poison"
@@ -73,9 +73,12 @@ def _poison(graph: Graph) -> int:
 
 
 def _is_of_arena(view: Operation) -> bool:
-    """Whether it is a part of new memory: a view of a weight, or of what is a part itself, is not."""
+    """Whether it is a part of memory that a plan shares: a view of a weight, of what is a part itself, or of a buffer used as it is, is not."""
     made = view.operands[0].defining_op
-    return made is not None and made.name == "memref.alloc"
+    if made is None or made.name != "memref.alloc" or any(user.name != "memref.view" for user in made.result.users):
+        return False
+    type_ = made.result.type
+    return isinstance(type_, MemRefType) and type_.dtype == u8 and len(type_.shape) == 1
 
 
 def _takes_over(other: Operation, touched: list[Operation], view: Operation, last: Operation) -> bool:
