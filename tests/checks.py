@@ -25,7 +25,7 @@ from ir.interpreter import Interpreter
 from ir.opdef import REGISTRY
 from ir.parser import parse_module
 from ir.printer import print_module
-from ir.types import MemRefType, ScalarType, TensorType, Type, type_symbols
+from ir.types import MemRefType, ScalarType, TensorType, Type, storage_shape, type_symbols
 from ir.verifier import verify_module
 from passes.infra.base import Pass, PassContext
 from passes.infra.pipeline import format_pass
@@ -220,7 +220,7 @@ def fits(type_: Type, array: Any, dtype: Any, sizes: Mapping[str, int]) -> bool:
         return False
     if isinstance(type_, ScalarType):
         return np.shape(array) == ()
-    shape = type_.shape  # type: ignore[union-attr]
+    shape = storage_shape(type_) if isinstance(type_, TensorType) else type_.shape  # type: ignore[union-attr]
     dims = [substitute(d, sizes) for d in shape]
     return len(dims) == np.ndim(array) and all(isinstance(d, UnknownDim) or d == n for d, n in zip(dims, np.shape(array), strict=True))
 
