@@ -79,8 +79,11 @@ def test_rows_left_over_are_one_tile(m: str, tiles: list[str]) -> None:
 def test_rows_of_one_tile_are_the_same_numbers(m: int) -> None:
     text = matmul(str(m), "49", "3")
     assert_same_runs(load(text), optimize(text, f"{EXACT},peel{{loop=n.tile, sizes=[32, 16]}}"), [((m, 3), (3, 49), (49,))])
-    text = matmul("M", "49", "3")
-    assert_same_runs(load(text), optimize(text, f"{EXACT},peel{{loop=n.tile, sizes=[32, 16]}}"), [((m, 3), (3, 49), (49,))])
+
+
+def test_open_rows_of_one_tile_are_the_same_numbers() -> None:
+    text = matmul("M", "17", "2")
+    assert_same_runs(load(text), optimize(text, f"{EXACT},peel{{loop=n.tile, sizes=[32, 16]}}"), [((m, 2), (2, 17), (17,)) for m in (0, 3, 7, 13)])
 
 
 def test_text_of_columns() -> None:
