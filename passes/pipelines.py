@@ -35,7 +35,7 @@ _LOOPS = (
     "pack{stored_only=false, rows=32, front=600}",
     "hoist-to-init",
     "peel{loop=n.tile, sizes=$columns_left}",
-    "peel{loop=m.tile, sizes=[7, 6, 5, 4, 3, 2, 1]}",  # one tile for what is left over
+    "peel{loop=m.tile, sizes=[4, 3, 2, 1], exact=true}",
     # what follows a product, row by row while the block is near
     "fission{loops=[m, n], after=k}",
     "vectorize{loops=[m, n]}",

@@ -102,7 +102,7 @@ def host_attributes() -> dict[str, str]:
 
     LLVM orders instructions by a model of the processor, and most models of those with AVX-512 move loads of attention's products, those
     of AMD's all of them, so far up that what they bring is stored and loaded again.  The one that does not is for all of them, so that they
-    run the same loops.  For a processor without a name it keeps sums of products in memory.
+    run the same loops.  The model of processors without a name keeps sums of products in memory, with AVX2, too.
     """
     features = host_features()
     if "avx512f" in features:

@@ -12,7 +12,6 @@ turns, since units that multiply tiles leave vectors half of their ports.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dialects._tiles import MOST
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 TERM_BITS = 12
 """Bits of a number that a tile holds in two bytes."""
+_FEWEST_WIDE = 10
+"""Rows from which on a tile of numbers of 12 bits is worth it, full or not."""
 _GROUP = 8
 """Tiles of rows that go through all panels, one panel after the other, before the next ones do: the next cache holds their terms.
 
@@ -55,11 +56,6 @@ class Terms:
         self.tiles, self.whole, self.left = ceildiv(rows, MOST), floordiv(rows, MOST), mod(rows, MOST)
         self.groups = apply_function("max", 1, floordiv(self.whole + _GROUP // 2, _GROUP))
 
-    @cached_property
-    def words(self) -> Value:
-        """All tiles."""
-        return self.seen(i32, "words", self.size)
-
     @staticmethod
     def bytes(rows: Dim, blocks: Dim, digits: int, wide: bool) -> Dim:
         """How much memory they take."""
@@ -78,8 +74,8 @@ def _terms_of(digits: int, wide: bool) -> tuple[int, int]:
 
 
 def fewest_rows(wide: bool) -> int:
-    """From how many rows on terms are worth it: two products of numbers of 12 bits take less than three digits of half as many rows."""
-    return MOST // 2 if wide else MOST
+    """From how many rows on terms are worth it: two products of 16 rows of 12-bit numbers take as long as three digits of some 10 rows."""
+    return _FEWEST_WIDE if wide else MOST
 
 
 def is_wide(digits: int, format_: Format) -> bool:
@@ -90,8 +86,8 @@ def is_wide(digits: int, format_: Format) -> bool:
 class Tiles:
     """The tiles of a group of rows, for one panel of weights."""
 
-    def __init__(self, product: Product, terms: Terms, source: Unpacked, panel: Dim, group: Dim) -> None:
-        self.product, self.terms, self.source, self.panel, self.group = product, terms, source, panel, group
+    def __init__(self, product: Product, terms: Terms, words: Value, source: Unpacked, panel: Dim, group: Dim) -> None:
+        self.product, self.terms, self.words, self.source, self.panel, self.group = product, terms, words, source, panel, group
         self.exact = alloc("exact", i32, source.blocks, terms.count, MOST, ROWS)
 
     @staticmethod
@@ -151,7 +147,7 @@ class Tiles:
             for low in range(0, terms.count, _AT_ONCE):
                 made = []
                 for term in range(low, min(low + _AT_ONCE, terms.count)):
-                    four = load(terms.words, tile, start + b, term, (0, MOST), (0, size), name="four")
+                    four = load(self.words, tile, start + b, term, (0, MOST), (0, size), name="four")
                     made += [(dot4(four, n, name=f"exact.{term}"), term, c) for c, n in zip(columns, numbers, strict=True)]
                 for exact, term, column in made:
                     store(exact, self.exact, b, term, (0, MOST), (column, MOST))

@@ -231,12 +231,11 @@ class Product:
         total, terms = self.weights.blocks, self.terms
         assert isinstance(total, int)
         size = _part_of(total, self.shape.blocks if terms is None else Tiles.most(self, terms))
-        if terms is not None:
-            _ = terms.words  # seen once, in front of the panels
+        words = terms.seen(i32, "words", terms.size) if terms is not None else None
 
         def panel(p: Dim, group: Dim = 0) -> None:
             source, unpacked = Packed(self.weights, p), Unpacked(self.weights.format, size, terms is not None and terms.wide)
-            tiles = Tiles(self, terms, unpacked, p, group) if terms is not None else None
+            tiles = Tiles(self, terms, words, unpacked, p, group) if terms is not None and words is not None else None
 
             def piece(start: Dim, count: int) -> None:
                 unpacked.fill(source, start, count, self.shape.columns, hints=tiles is None)

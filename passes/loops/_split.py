@@ -60,6 +60,9 @@ def split_rows(x: Value, digits: Value, scales: Value, sums: Value | None, terms
 class Split:
     """The numbers of a block: as one vector here; :class:`SplitTogether` and other kinds of code say how they load, reduce and store them."""
 
+    only_digits = True
+    """whether digits are stored, and nothing else"""
+
     def __init__(self, x: Value, digits: Value, scales: Value, sums: Value | None) -> None:
         *front, size = buffer_type(x).shape
         count = buffer_type(digits).shape[-2]
@@ -114,9 +117,6 @@ class Split:
     def for_each(self, value: Value) -> Value:
         """What there is once for a block, for each of its numbers."""
         return value
-
-    only_digits = True
-    """whether digits are stored, and nothing else"""
 
     def store_integers(self, moved: Sequence[Value], row: Dim, block: Dim) -> None:
         """Stores the integers of a block, moved by each number of digits."""

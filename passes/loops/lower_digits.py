@@ -57,7 +57,7 @@ class LowerDigits(Pass):
     open; all give the same bits for a row (:mod:`passes.loops._digits`).  Blocks are ``rows`` rows (for one, two and three digits) by
     ``columns`` rows of weights.  For ``few`` rows or more a panel of weights is unpacked first, ``blocks`` blocks of 32 steps at a time,
     so that it stays in the nearest cache.  Hints for packed weights go ``ahead`` bytes further, for the cache behind the nearest, and ``near``
-    bytes further, for the nearest; 0 for none.  With ``tiles``, many rows, which are 16 or more, or 8 with three digits and weights of 4 bits,
+    bytes further, for the nearest; 0 for none.  With ``tiles``, many rows, which are 16 or more, or 10 with three digits and weights of 4 bits,
     are multiplied by ``vector.dot4``, 16 at a time, for processors with registers for such matrices (:mod:`passes.loops._digit_tiles`):
     ``split_digits`` stores digits as these are read then.
 

@@ -18,6 +18,7 @@ from passes.loops._loops import (
     body,
     change_form,
     clone_before,
+    extent,
     has_layout,
     initial_values,
     is_loop,
@@ -83,7 +84,8 @@ class Peel(Pass):
     ``sizes`` below the step take what is left over, each from where the one before it ended; the rest, less than the
     last of them, keeps its ``min`` (there is none when that is 1).  Loops that known extents show to be empty are left
     out.  In the pieces of the remainder the variable only stands for where the inner loop starts; everywhere else the
-    start of the last tile takes its place, so what was packed by whole tiles is read right.
+    start of the last tile takes its place, so what was packed by whole tiles is read right.  With ``exact``, what is left over is one tile
+    of its own size where that is known: five rows are then one loop over what they read, where tiles of 4 and 1 would be two.
 
     Whole tiles and one clamped rest run in the same order as before.  Smaller pieces are made only where the loops inside
     are all that has an effect, and one of these holds: there is one, inside parallel loops at most; or one, directly
@@ -95,6 +97,8 @@ class Peel(Pass):
     """tag of the loops over tiles"""
     sizes: tuple[int, ...] = (32, 16)
     """smaller tiles for what is left over"""
+    exact: bool = False
+    """one tile for what is left over, where its size is known"""
 
     keeps_types: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -113,6 +117,8 @@ class Peel(Pass):
                 sizes = self.sizes if tiles.can_split() else ()
                 if sizes != self.sizes:
                     context.count("loops whose remainder stays whole")
+                if sizes and self.exact and (left := tiles.left()):
+                    sizes = (left,)
                 changed |= tiles.peel(sorted({s for s in sizes if s < tiles.step}, reverse=True))
                 context.count("loops peeled")
         return changed
@@ -218,6 +224,11 @@ class Tiles:
         return True
 
     # -- pieces ----------------------------------------------------------------------------------------------------
+
+    def left(self) -> int:
+        """How much whole tiles leave over; 0 where that isn't known."""
+        known = extent(self.bounds)
+        return known % self.step if isinstance(known, int) and known > 0 else 0
 
     def pieces(self, sizes: Sequence[int]) -> list[Piece]:
         """Whole tiles, tiles of smaller sizes, and what is left, without those that are known to be empty."""

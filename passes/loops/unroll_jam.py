@@ -181,9 +181,8 @@ def _carried_bytes(loop: Operation) -> int:
 
 
 def _bytes(type_: Type) -> int:
-    if isinstance(type_, VectorType):
-        return math.prod(type_.shape) * type_.dtype.bits // 8
-    return type_.dtype.bits // 8 if isinstance(type_, ScalarType) and type_ != ScalarType(index) else 8
+    assert isinstance(type_, VectorType | ScalarType)
+    return type_.dtype.itemsize * math.prod(type_.shape if isinstance(type_, VectorType) else ())
 
 
 def bytes_of_a_round(loop: Operation) -> int:
