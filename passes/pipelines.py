@@ -28,7 +28,7 @@ _LOOPS = (
     # pairs as vectors, and attention, while nests that split and join heads are seen: as many sums at a time as a block of products
     "lower-rope",
     "lower-attention{rows=$queries, columns=$keys}",
-    "lower-digits{rows=$digits, columns=$panel$tiles}",
+    "lower-digits{rows=$digits, columns=$panel$tiles$packed_hints}",
     "lower-to-loops",
     "tile{loop=n, size=$columns, outside=m, rounds=48, few=$few, across=$lanes, versions=2048}",
     "tile{loop=m, size=8, area=$area}",
@@ -45,7 +45,7 @@ _LOOPS = (
     "block-steps{loop=k, size=$lanes}",
     "block-long-sums{loop=n.tile, rows=m.tile, sums=k}",
     "block-rows{loop=n.tile, rows=m.tile, size=128}",
-    "prefetch{loop=k, ahead=8, across=n.tile}",
+    "prefetch{loop=k, ahead=8, across=n.tile$product_hints}",
     "widen-panels",
     # one loop of what goes through a row in the same order
     "fuse-loops{loop=[col, reduce], inside=row}",
@@ -63,7 +63,7 @@ _LOOPS = (
     "plan-memory",
     "unroll-jam{by=$rows, carried=$carried}",
     "parallelize",
-    "prefetch-rows",
+    "prefetch-rows$row_hints",
     "expand-math",
     "unroll-vectors{lanes=$lanes}",
 )
@@ -101,11 +101,13 @@ _CUDA = (
 class Target:
     """A kind of processor: what it is known by, how many f32 a vector register holds, and how many registers there are."""
 
-    feature: str
+    features: tuple[str, ...]
     lanes: int
     registers: int
     tiles: bool = False
     """whether there are registers for matrices of bytes (AMX)"""
+    streams: bool = False
+    """whether what is read from one end to the other arrives in time by itself, so that hints for it would be in the way"""
 
     def passes(self) -> list[str]:
         """The passes below the nests; blocks of products leave a quarter of the registers for what they are made of.
@@ -128,15 +130,19 @@ class Target:
             "panel": 2 * self.lanes,
             "keys": keys,
             "tiles": ", tiles=true" if self.tiles else "",
+            "packed_hints": ", ahead=0, near=0" if self.streams else "",
+            "product_hints": ", far=96, stream=4, shared=2" if self.streams else "",
+            "row_hints": "{ahead=256}" if self.streams else "",
         }
         return [Template(p).substitute(shape) for p in _LOOPS]
 
 
 TARGETS: dict[str, Target] = {
-    "cpu-amx": Target("amx-int8", 16, 32, tiles=True),
-    "cpu": Target("avx512f", 16, 32),
-    "cpu-avx2": Target("avx2", 8, 16),
-    "cpu-neon": Target("neon", 4, 32),
+    "cpu-amx": Target(("avx512f", "amx-int8"), 16, 32, tiles=True),
+    "cpu-zen": Target(("avx512f", "sse4a"), 16, 32, streams=True),
+    "cpu": Target(("avx512f",), 16, 32),
+    "cpu-avx2": Target(("avx2",), 8, 16),
+    "cpu-neon": Target(("neon",), 4, 32),
 }
 """The presets that end with machine vectors, each for a kind of processor, the best one first."""
 
@@ -176,7 +182,7 @@ OTHER_GPUS: dict[str, str] = {
 
 def preset_for(features: Collection[str]) -> str:
     """The preset for a processor with such features (``avx2``, ...); the one for the smallest registers when none is known."""
-    return next((name for name, target in TARGETS.items() if target.feature in features), list(TARGETS)[-1])
+    return next((name for name, target in TARGETS.items() if {*target.features} <= {*features}), list(TARGETS)[-1])
 
 
 def preset_for_gpu(capability: tuple[int, int]) -> str:

@@ -30,6 +30,10 @@ QUARTERS = 4
 """Of the hints for the next block, one of so many parts is given while values are added up, the others with the scores."""
 
 
+SHORT = KEYS // 2
+"""A last block of fewer keys is not asked for by the one before: it has no time to ask for all of what comes behind it."""
+
+
 class Ahead:
     """Hints for the keys and values of the next block, which are spread over all that is done with this one.
 
@@ -37,12 +41,14 @@ class Ahead:
     for each other, and while there are none, memory has nothing to do.  So they are given as time passes: three quarters with the
     scores, one while values are added up.  Keys and values take turns, and whole rows are asked for at once; where blocks of registers
     are too narrow for that, it is keys with the scores, and values with values.  They go to the cache behind the nearest one, which has
-    room for a block and more loads under way.  Behind the last block of a head comes the first one of the next head; what would be
-    beyond the last key of the last head are hints for that key itself, which is near.
+    room for a block and more loads under way.  Behind the last block of a head comes the first one of the next head, and before that
+    already where the last one is short (``SHORT``); what would be beyond the last key of the last head are hints for that key itself,
+    which is near.
     """
 
     def __init__(self, problem: Problem, batch: Dim, head: Dim, block: Dim, keys: Dim, columns: int) -> None:
-        over = most("over", floordiv(block, KEYS) + 2 - ceildiv(keys, KEYS), 0)
+        behind = floordiv(most("behind", keys - SHORT, 0), KEYS)
+        over = most("over", floordiv(block, KEYS) + 1 - behind, 0)
         carry = least("carry", over, problem.key_heads - 1 - head)  # 1: the next one is the first of the next head
         self.problem, self.batch, self.head = problem, batch, head + carry
         self.next, self.last = (1 - carry) * (block + KEYS), keys - 1

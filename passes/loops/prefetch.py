@@ -77,6 +77,9 @@ class Prefetch(Pass):
     computed from it.  Panels of more than ``memory`` bytes that are read once come from memory and go into the second cache (``locality=2``):
     the nearest one has no room for so many lines on their way.  A round takes as long as it has rows, so hints for one are less far ahead.
 
+    Some processors bring what is read from one end to the other by themselves, and hints far ahead are in their way.  For up to ``stream``
+    rows, for which panels can't come fast enough, hints are for the next round only then.
+
     A hint changes no result, and may point behind the buffer.
     """
 
@@ -92,6 +95,10 @@ class Prefetch(Pass):
     """bytes of all panels up to which a near cache holds them anyway"""
     memory: int = 32 * 1024 * 1024
     """bytes of all panels from which on no cache holds them from one run to the next"""
+    shared: int = 1
+    """readers of a panel up to which one from memory is asked for as if it were read once, and no other before its turn"""
+    stream: int = 0
+    """rows up to which the processor itself has what is read next on its way; 0 for one that does not"""
 
     keeps_types: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -99,6 +106,8 @@ class Prefetch(Pass):
     def __post_init__(self) -> None:
         if self.ahead < 1 or self.far < self.ahead:
             raise ValueError("a hint is for a later round, and one for what is far away not for an earlier one")
+        if self.shared < 1 or self.stream < 0:
+            raise ValueError("a panel has a reader, and rows are not negative")
 
     def run(self, module: Module, context: PassContext) -> bool:
         near, next_ = 0, 0
@@ -109,7 +118,7 @@ class Prefetch(Pass):
                 for load in [o for o in loop.regions[0].block if o.name == "vector.load"]:
                     panel = Panel.of(load, loop, self.across) if self.across else None
                     near += self._ahead(load, loop, panel)
-                    next_ += panel is not None and _next_panel(load, panel)
+                    next_ += panel is not None and not self._is_from_memory(panel.access, loop) and _next_panel(load, panel)
         context.count("hints made", near + next_)
         context.count("for the next panel", next_)
         return near + next_ > 0
@@ -126,6 +135,8 @@ class Prefetch(Pass):
         attributes: dict[str, Any] = {}
         if self._is_from_memory(access, loop):
             distance, attributes = min(self.far, 2 * self.ahead * _rows(loop)), {"locality": 2}
+        if _rows(loop) <= self.stream:
+            distance = 1
         step = LINE // access.buffer.type.dtype.itemsize  # type: ignore[union-attr]
         later = [IndexExpr(i.expr + distance if depends_on(i.expr, [at]) else i.expr) for i in outer]
         for start in range(0, last.size, step):
@@ -137,11 +148,11 @@ class Prefetch(Pass):
         return size is not None and size <= self.near
 
     def _is_from_memory(self, access: Access, loop: Operation) -> bool:
-        """Whether an access to panels, in a loop over their lines, finds each of them in memory, as there are many and one reader for each."""
+        """Whether an access to panels, in a loop over their lines, finds each of them in memory, as there are many and few readers for each."""
         type_, size = access.buffer.type, _size(access)
         assert isinstance(type_, MemRefType)
         panels = len(type_.shape) >= 3 and access.indices[-1].expr == 0 and access.indices[-1].size == type_.shape[-1]
-        return panels and size is not None and size > self.memory and _is_read_once(access, loop)
+        return panels and size is not None and size > self.memory and _times_read(access, loop) <= self.shared
 
     def _distance(self, readers: Dim) -> Dim:
         """``ahead`` for three readers of a panel and more, ``far`` for one and none."""
@@ -163,18 +174,20 @@ def _size(access: Access) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _is_read_once(access: Access, loop: Operation) -> bool:
-    """Whether the rounds of loops around an access are known to meet other elements each, or are one round."""
+def _times_read(access: Access, loop: Operation) -> float:
+    """How often the loops around an access meet the same elements; infinite where that is known only when the program runs."""
     places: list[Dim] = [i.expr for i in access.indices]
     outer: Operation | None = loop
+    times = 1.0
     while outer is not None:
         if is_loop(outer):
             if any(depends_on(place, body(outer).arguments[: len(ranges(outer))]) for place in places):
                 places += [d for r in ranges(outer) for d in (r.start, r.stop)]
-            elif any(rounds(r) != 1 for r in ranges(outer)):
-                return False
+            else:
+                counts = [rounds(r) for r in ranges(outer)]
+                times *= math.prod(math.inf if n is None else n for n in counts)
         outer = parent(outer)
-    return True
+    return times
 
 
 @dataclass(frozen=True)

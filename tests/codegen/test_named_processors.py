@@ -21,8 +21,10 @@ pytestmark = pytest.mark.skipif(platform.machine().lower() not in X86, reason="L
 AVX2 = "+64bit,+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
 AVX512 = f"{AVX2},+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd,+avx512vnni,+avx512bf16,+avx512vbmi,+avx512vbmi2,+avxvnni,-amx-tile,-amx-int8"
 NAMES = {
-    **dict.fromkeys(("znver4", "znver5", "generic", "skylake-avx512", "rocketlake", "sapphirerapids"), AVX512),
-    **dict.fromkeys(("znver3", "haswell"), AVX2),
+    **dict.fromkeys(("znver4", "znver5"), f"{AVX512},+sse4a"),
+    **dict.fromkeys(("generic", "skylake-avx512", "rocketlake", "sapphirerapids"), AVX512),
+    "znver3": f"{AVX2},+sse4a",
+    "haswell": AVX2,
 }
 
 PRODUCT = (
@@ -70,8 +72,9 @@ def loops(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(jit, "host", lambda: (name, NAMES[name]))
-    wide = NAMES[name] == AVX512
-    assert preset_of("loops") == preset_of("asm") == ("cpu" if wide else "cpu-avx2")
+    wide = "+avx512f" in NAMES[name]
+    preset = "cpu-zen" if name in ("znver4", "znver5") else "cpu" if wide else "cpu-avx2"
+    assert preset_of("loops") == preset_of("asm") == preset
     assert jit.host_attributes() == ({"prefer-vector-width": "512", "tune-cpu": "sapphirerapids"} if wide else {})
 
 
@@ -87,7 +90,7 @@ def test_an_unknown_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_sums_of_a_product_stay_in_registers(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     text = assembly(monkeypatch, PRODUCT, name, NAMES[name])
-    register, sums = ("zmm", 24) if NAMES[name] == AVX512 else ("ymm", 12)
+    register, sums = ("zmm", 24) if "+avx512f" in NAMES[name] else ("ymm", 12)
     product = max(loops(text), key=lambda b: sum(i.startswith("vfmadd231ps") for i in b) if not any("div" in i for i in b) else 0)
     multiplied = [i for i in product if i.startswith("vfmadd231ps") and register in i]
     assert len(multiplied) == sums
@@ -95,9 +98,9 @@ def test_sums_of_a_product_stay_in_registers(monkeypatch: pytest.MonkeyPatch, na
     assert ("zmm" in text) == (register == "zmm")
 
 
-@pytest.mark.parametrize("name", [n for n, features in NAMES.items() if features == AVX512])
+@pytest.mark.parametrize("name", [n for n, features in NAMES.items() if "+avx512f" in features])
 def test_scores_of_attention_load_each_element_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    text = assembly(monkeypatch, ATTENTION, name, AVX512)
+    text = assembly(monkeypatch, ATTENTION, name, NAMES[name])
     products = [b for b in loops(text) if sum(i.startswith("vfmadd231ps") for i in b) >= 96]
     assert len(products) == 2
     for body in products:
@@ -109,6 +112,6 @@ def test_weights_in_blocks_are_multiplied_on_full_registers(monkeypatch: pytest.
         "graph @main(%d: i8[8, 2, 1, 32], %s: f32[8, 2, 2], %t: i32[8, 2, 1], %p: u8[2, 2, 640]) -> f32[8, 64] {\n"
         "  %y = digit_linear(%d, %s, %t, %p, rows=64)\n  return %y\n}\n"
     )
-    text = assembly(monkeypatch, program, "znver5", AVX512)
+    text = assembly(monkeypatch, program, "znver5", NAMES["znver5"])
     dots = re.findall(r"vpdpbusd\s.*", text)
     assert dots and all("%zmm" in d for d in dots)

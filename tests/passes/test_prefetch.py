@@ -108,6 +108,24 @@ def test_what_is_read_again(rows: str) -> None:
     assert hints(panels(rows), pipeline) == hints(panels(rows))
 
 
+@pytest.mark.parametrize(("rows", "next_"), [("8", 0), ("16", 0), ("24", 1)])
+def test_what_some_readers_share(rows: str, next_: int) -> None:
+    """Panels from memory that two tiles of rows read are asked for like those of one, and no other before its turn."""
+    found = hints(panels(rows), PANELS.replace("far=20", "far=50, memory=1, shared=2"))
+    assert len(found) == 3 + next_
+    if not next_:
+        assert found == [f"memref.prefetch(%P[%jt floordiv 48, %k+50, {start}], locality=2)" for start in (0, 16, 32)]
+    with pytest.raises(GraphError, match="a panel has a reader"):
+        load_pipeline("prefetch{shared=0}")
+
+
+@pytest.mark.parametrize(("rows", "memory", "distance", "locality"), [("4", 1, 1, ", locality=2"), ("4", 1920, 1, ""), ("8", 1920, 20, "")])
+def test_what_the_processor_brings_by_itself(rows: str, memory: int, distance: int, locality: str) -> None:
+    """Few rows ask for the next round only."""
+    found = hints(panels(rows), PANELS.replace("far=20", f"far=20, memory={memory}, stream=4"))
+    assert found == [f"memref.prefetch(%P[%jt floordiv 48, %k+{distance}, {start}]{locality})" for start in (0, 16, 32)]
+
+
 def test_readers_known_when_it_runs() -> None:
     after = optimize(panels("M", "K"), PANELS)
     text = print_module(after)

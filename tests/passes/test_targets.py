@@ -34,6 +34,9 @@ def test_blocks_fit_the_registers(name: str) -> None:
 
 def test_the_preset_for_a_machine() -> None:
     assert preset_for(["sse2", "avx2", "avx512f"]) == "cpu"
+    assert preset_for(["sse2", "avx2", "avx512f", "amx-int8"]) == "cpu-amx"
+    assert preset_for(["sse2", "sse4a", "avx2", "avx512f"]) == "cpu-zen"
+    assert preset_for(["sse2", "sse4a", "avx2"]) == "cpu-avx2"
     assert preset_for(["sse2", "avx2"]) == "cpu-avx2"
     assert preset_for(["neon"]) == preset_for([]) == "cpu-neon"
 
