@@ -218,7 +218,8 @@ def test_places_outside_of_the_buffer_are_errors() -> None:
 
 def test_a_process_that_may_not_use_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     real = jit.llvm.get_host_cpu_features()
-    monkeypatch.setattr(jit.llvm, "get_host_cpu_features", lambda: type(real)({**real, "amx-tile": True, "amx-int8": True, "avx512f": True, "sse4a": False}))
+    had = {**real, "amx-tile": True, "amx-int8": True, "avx512f": True, "sse4a": False}
+    monkeypatch.setattr(jit.llvm, "get_host_cpu_features", lambda: type(real)(had))
     for permitted in (True, False):
         monkeypatch.setattr(jit, "_permit_tiles", lambda p=permitted: p)
         jit.host.cache_clear()
