@@ -131,7 +131,7 @@ class Target:
             "keys": keys,
             "tiles": ", tiles=true" if self.tiles else "",
             "packed_hints": ", ahead=0, near=0" if self.streams else "",
-            "product_hints": ", far=96, stream=4, shared=2" if self.streams else "",
+            "product_hints": ", far=96, stream=4, shared=2, results=524288" if self.streams else "",
             "row_hints": "{ahead=256}" if self.streams else "",
         }
         return [Template(p).substitute(shape) for p in _LOOPS]

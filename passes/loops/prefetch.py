@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ir.builder import Builder
-from ir.core import Module, Operation
+from ir.core import Module, Operation, Value
 from ir.dims import Dim, ceildiv, dim_max, dim_min, floordiv, substitute
-from ir.layout import LAYOUT, IndexExpr
+from ir.layout import LAYOUT, IndexExpr, RangeArg
 from ir.opdef import REGISTRY
 from ir.rewriter import walk_graphs
 from ir.types import MemRefType, VectorType, byte_count
@@ -18,7 +19,9 @@ from passes.loops._loops import (
     Access,
     accesses,
     body,
+    create_loop,
     depends_on,
+    end_loop,
     extent,
     is_loop,
     loops_tagged,
@@ -99,6 +102,8 @@ class Prefetch(Pass):
     """readers of a panel up to which one from memory is asked for as if it were read once, and no other before its turn"""
     stream: int = 0
     """rows up to which the processor itself has what is read next on its way; 0 for one that does not"""
+    results: int = 0
+    """bytes of a result from which on a block of sums asks for its place before it adds; 0 for none that do"""
 
     keeps_types: ClassVar[bool] = True
     local: ClassVar[bool] = True
@@ -115,6 +120,7 @@ class Prefetch(Pass):
             for loop in loops_tagged(graph, self.loop):
                 if any(op.name == "memref.prefetch" for op in loop.regions[0].block):
                     continue
+                near += self._results(loop) if self.results else 0
                 for load in [o for o in loop.regions[0].block if o.name == "vector.load"]:
                     panel = Panel.of(load, loop, self.across) if self.across else None
                     near += self._ahead(load, loop, panel)
@@ -137,11 +143,42 @@ class Prefetch(Pass):
             distance, attributes = min(self.far, 2 * self.ahead * _rows(loop)), {"locality": 2}
         if _rows(loop) <= self.stream:
             distance = 1
-        step = LINE // access.buffer.type.dtype.itemsize  # type: ignore[union-attr]
+        step = _line(access)
         later = [IndexExpr(i.expr + distance if depends_on(i.expr, [at]) else i.expr) for i in outer]
         for start in range(0, last.size, step):
             _hint(load, Access(access.buffer, (*later, IndexExpr(last.expr + start))), **attributes)
         return -(-last.size // step)
+
+    def _results(self, loop: Operation) -> int:
+        """Hints for the lines where the sums of a loop will be stored, row by row, and for those that are added to them there."""
+        made = 0
+        for store in [u for r in loop.results for u in r.users if u.name == "vector.store" and u.block is loop.block and u.operands[0] is r]:
+            (access,) = accesses(store)
+            if len(access.indices) < 2:
+                continue
+            asking = _asking(loop, access.indices[-2].size or 1)
+            row = value_symbol(variable(asking))
+            *outer, rows, last = access.indices
+            made += self._row(asking, Access(access.buffer, (*outer, IndexExpr(rows.expr + row), last)), write=True)
+            for rest, read in _behind(store, access.buffer):
+                made += self._row(asking, _at(read, rest, row))
+            for load in [o for o in body(loop) if o.name == "vector.load"]:
+                following = _next_block(load, loop, row)
+                made += self._row(asking, following, locality=2) if following is not None else 0
+            if len(body(asking)) == 1:
+                asking.erase()
+        return made
+
+    def _row(self, asking: Operation, access: Access, **attributes: Any) -> int:
+        """Hints for the lines of a run, unless all of the buffer is near."""
+        size, front, last = _size(access), body(asking).first, access.indices[-1]
+        if front is None or (size is not None and size < self.results):
+            return 0
+        outer, line = [IndexExpr(i.expr) for i in access.indices[:-1]], _line(access)
+        starts = range(0, last.size or 1, line)
+        for start in starts:
+            _hint(front, Access(access.buffer, (*outer, IndexExpr(last.expr + start))), **attributes)
+        return len(starts)
 
     def _is_near(self, panel: Panel) -> bool:
         size = _size(panel.access)
@@ -158,6 +195,68 @@ class Prefetch(Pass):
         """``ahead`` for three readers of a panel and more, ``far`` for one and none."""
         slope = -(-(self.far - self.ahead) // (_MANY - 1))
         return dim_max(self.ahead, dim_min(self.far, self.far + slope - slope * readers))
+
+
+def _line(access: Access) -> int:
+    """Elements of a line."""
+    type_ = access.buffer.type
+    assert isinstance(type_, MemRefType)
+    return LINE // type_.dtype.itemsize
+
+
+def _asking(loop: Operation, rows: int) -> Operation:
+    """An empty loop over rows in front of another loop."""
+    assert loop.block is not None
+    asking = create_loop(Builder(loop.block, loop, loc=loop.loc), "scf.for", RangeArg(0, rows, 1), name="r", tag="ask")
+    end_loop(asking)
+    return asking
+
+
+def _next_block(load: Operation, loop: Operation, row: Dim) -> Access | None:
+    """The part of a row of the next block of rows (see ``block-rows``) that falls to one panel, when a load reads rows step by step.
+
+    The rows of a block are read for every panel, but found far away only for the first one.
+    """
+    tiles = parent(loop)
+    panels = parent(tiles) if tiles is not None else None
+    blocks = parent(panels) if panels is not None else None
+    if blocks is None or panels is None or tiles is None or tag_of(blocks) != "m.block" or not is_loop(panels):
+        return None
+    (access,), steps = accesses(load), single_range(loop)
+    step, count, across = single_range(blocks), single_range(panels), single_range(tiles)
+    if len(access.indices) < 2 or step is None or count is None or steps is None or across is None or not isinstance(step.step, int):
+        return None
+    *outer, rows, last = access.indices
+    number, length = rounds(count), extent(steps)
+    if rows.expr != value_symbol(variable(tiles)) or last.expr != value_symbol(variable(loop)) or not number or not isinstance(length, int):
+        return None
+    line = _line(access)
+    share = line * -(-length // (line * number))
+    assert isinstance(count.step, int)
+    place = steps.start + share * floordiv(value_symbol(variable(panels)) - count.start, count.step)
+    return Access(access.buffer, (*outer, IndexExpr(rows.expr + row + step.step), IndexExpr(place, share)))
+
+
+def _behind(store: Operation, result: Value) -> Iterator[tuple[Operation, Access]]:
+    """Runs of other buffers that loops over rows behind a store read, with these loops: what is joined to sums."""
+    op = store.next
+    while op is not None:
+        if is_loop(op) and single_range(op) is not None:
+            for load in [o for o in body(op) if o.name == "vector.load"]:
+                (access,) = accesses(load)
+                inside = [v for o in body(op) for v in o.results]
+                moves = any(depends_on(i.expr, [variable(op)]) for i in access.indices[:-1])
+                if access.buffer is not result and moves and not any(depends_on(i.expr, inside) for i in access.indices):
+                    yield op, access
+        op = op.next
+
+
+def _at(access: Access, loop: Operation, row: Dim) -> Access:
+    """The run of a row of a loop, counted from its first."""
+    bounds = single_range(loop)
+    assert bounds is not None
+    place = {f"%{variable(loop).name}": bounds.start + row}
+    return Access(access.buffer, tuple(IndexExpr(substitute(i.expr, place), i.size) for i in access.indices))
 
 
 def _rows(loop: Operation) -> int:
