@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,25 +190,44 @@ class _Filling:
         if len(outer) < len(self.others):
             loop = self._loop(builder, RangeArg(0, self.type.shape[self.others[len(outer)]], 1), "row")
             self.panels_of(self._inside(builder, loop), tag, [*outer, value_symbol(variable(loop))])
-        else:
-            columns, width = self.type.shape[self.panels.column], self.panels.width
-            loop = self._loop(builder, RangeArg(0, columns, width), tag)
-            start = value_symbol(variable(loop))
-            whole = isinstance(columns, int) and columns % width == 0
-            stop = start + width if whole else dim_min(start + width, columns)
-            self.panel(self._inside(builder, loop), start, stop, outer, [*outer, floordiv(start, width)])
-        end_loop(loop)
+            end_loop(loop)
+        elif self.panels.crosswise:
+            self._tiles(builder, tag, lambda inside, start, stop, place: self.panel(inside, start, stop, outer, place), outer)
+        else:  # as it lies in memory: a line goes to all panels before the next one
+            lines = self._lines(builder)
+            line = value_symbol(variable(lines))
+            self._tiles(
+                self._inside(builder, lines), tag,
+                lambda inside, start, stop, place: self._columns(inside, line, start, stop, outer, place), outer,
+            )  # fmt: skip
+            end_loop(lines)
 
     def panel(self, builder: Builder, start: Dim, stop: Dim, outer: list[Dim], place: list[Dim]) -> None:
         """The loops over one panel, whose columns are those from ``start`` to ``stop``: ``place`` is where it is in all of them."""
-        lines = self._loop(builder, RangeArg(0, self.type.shape[self.panels.step], 1), "cross" if self.panels.crosswise else "row")
-        line = value_symbol(variable(lines))
-        columns = self._loop(self._inside(builder, lines), RangeArg(start, stop, 1), "col")
+        lines = self._lines(builder)
+        self._columns(self._inside(builder, lines), value_symbol(variable(lines)), start, stop, outer, place)
+        end_loop(lines)
+
+    def _lines(self, builder: Builder) -> Operation:
+        return self._loop(builder, RangeArg(0, self.type.shape[self.panels.step], 1), "cross" if self.panels.crosswise else "row")
+
+    def _tiles(self, builder: Builder, tag: str, inside: Callable[[Builder, Dim, Dim, list[Dim]], None], outer: list[Dim]) -> None:
+        """The loop over panels: ``inside`` gets a builder, where the columns start and stop, and the panel's place."""
+        columns, width = self.type.shape[self.panels.column], self.panels.width
+        loop = self._loop(builder, RangeArg(0, columns, width), tag)
+        start = value_symbol(variable(loop))
+        whole = isinstance(columns, int) and columns % width == 0
+        stop = start + width if whole else dim_min(start + width, columns)
+        inside(self._inside(builder, loop), start, stop, [*outer, floordiv(start, width)])
+        end_loop(loop)
+
+    def _columns(self, builder: Builder, line: Dim, start: Dim, stop: Dim, outer: list[Dim], place: list[Dim]) -> None:
+        """The loop over the columns of a panel in one line."""
+        columns = self._loop(builder, RangeArg(start, stop, 1), "col")
         column = value_symbol(variable(columns))
         with self._inside(builder, columns) as inner:
             self._store(inner, self._load(inner, [*outer, line], column), [*place, line, column - start])
         end_loop(columns)
-        end_loop(lines)
 
     def _inside(self, builder: Builder, loop: Operation) -> Builder:
         return Builder(body(loop), loc=builder.loc, origin=builder.origin)

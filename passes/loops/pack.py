@@ -87,8 +87,8 @@ class Pack(Pass):
     than one row, those of a batch in front.
 
     While a round goes through all rows, a cache loses the first ones, so each panel asks for them again from far away.  From ``front``
-    rows on a matrix is packed in front of the nest, which ``block-rows`` can then go through with some rows at a time; where their number
-    is not known, that is one more version.
+    rows on a matrix is packed in front of the nest, line by line as it lies in memory, and ``block-rows`` can then go through the nest with
+    some rows at a time; where their number is not known, that is one more version.
 
     Run it after ``tile``, and before ``peel``, which splits tiles in ways that panels don't follow.
     """

@@ -83,6 +83,15 @@ class Prefetch(Pass):
     Some processors bring what is read from one end to the other by themselves, and hints far ahead are in their way.  For up to ``stream``
     rows, for which panels can't come fast enough, hints are for the next round only then.
 
+    A block of sums is stored to lines that nobody has asked for, beside what is added to it there (a residual), and the rows of the other
+    factor are far away for the first panel that reads them (see ``block-rows``).  With ``results`` the loop has one over its rows in front
+    that asks for these lines, and for the share of the next block of rows that falls to this panel::
+
+        scf.for(%r = 0 to 8, tag="ask") {
+          memref.prefetch(%C[%it+%r, %jt], write=true)
+          ...
+          memref.prefetch(%A[%it+%r+128, 16*(%jt floordiv 48)], locality=2)
+
     A hint changes no result, and may point behind the buffer.
     """
 
@@ -103,7 +112,7 @@ class Prefetch(Pass):
     stream: int = 0
     """rows up to which the processor itself has what is read next on its way; 0 for one that does not"""
     results: int = 0
-    """bytes of a result from which on a block of sums asks for its place before it adds; 0 for none that do"""
+    """bytes from which on a result, and what is joined to it, is asked for in front of the loop that adds; 0 for never"""
 
     keeps_types: ClassVar[bool] = True
     local: ClassVar[bool] = True

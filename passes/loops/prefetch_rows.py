@@ -35,6 +35,9 @@ from passes.loops._memory import Memory, memory_of
 LINE = 64
 """Bytes of a cache line."""
 
+FEW = 1024
+"""Bytes of a part of a row behind which another row follows before a hint for what is behind the part could be of use."""
+
 _ALONG = ("col", "col.tile", "reduce")
 """Tags of loops that go along a row."""
 
@@ -189,12 +192,12 @@ def _streams(nest: Operation, row: Operation | None, ahead: int) -> list[Stream]
 
 
 def _is_part(site: Site, ahead: int) -> bool:
-    """Whether a loop goes through less than ``ahead`` bytes of rows that are known to be no shorter, or not known."""
+    """Whether a loop goes through less than ``ahead`` bytes, or few (``FEW``), of rows that are known to be no shorter, or not known."""
     bounds = single_range(site.loop)
     most = upper_bound(extent(bounds)) if bounds is not None else None
     type_ = _type(site.access)
     length = type_.shape[-1]
-    return most is not None and most * type_.dtype.itemsize < ahead and not (isinstance(length, int) and length <= most)
+    return most is not None and most * type_.dtype.itemsize < max(ahead, FEW) and not (isinstance(length, int) and length <= most)
 
 
 def _is_made_in_loop(memory: Memory) -> bool:

@@ -141,11 +141,11 @@ def test_text_of_packing_when_it_runs() -> None:
     text = print_module(run(matmul("M", "N", "K"), TILES + RUN, []))
     start = text.index("  %B.panels")
     expected = """  %B.panels = memref.alloc() : memref<f32[N ceildiv 48, K, 48]>
-  scf.parallel(%B.i = 0 to N step 48, tag="n.tile") {
-    scf.parallel(%B.i.1 = 0 to K, tag="row") {
-      scf.parallel(%B.i.2 = %B.i to min(%B.i+48, N), tag="col") {
-        %B.load = memref.load(%B[%B.i.1, %B.i.2]) : f32
-        memref.store(%B.load, %B.panels[%B.i floordiv 48, %B.i.1, -%B.i+%B.i.2])
+  scf.parallel(%B.i = 0 to K, tag="row") {
+    scf.parallel(%B.i.1 = 0 to N step 48, tag="n.tile") {
+      scf.parallel(%B.i.2 = %B.i.1 to min(%B.i.1+48, N), tag="col") {
+        %B.load = memref.load(%B[%B.i, %B.i.2]) : f32
+        memref.store(%B.load, %B.panels[%B.i.1 floordiv 48, %B.i, -%B.i.1+%B.i.2])
         yield
       }
       yield

@@ -154,3 +154,41 @@ def test_locality() -> None:
     assert "locality=1" in print_module(load(text.format(1))) and "locality" not in print_module(load(text.format(3)))
     with pytest.raises(GraphError, match="expected 0, 1, 2 or 3, found 4"):
         load(text.format(4))
+
+
+def test_places_of_results() -> None:
+    """Row by row: where sums will be stored, and what rows behind them read; not where all of a buffer is near."""
+    text = panels("16").replace('%C: memref<f32[16, 96]>', '%R: memref<f32[16, 96]>, %C: memref<f32[16, 96]>')
+    behind = """      scf.parallel(%e = %it to %it+8, tag="m.e") {
+        scf.parallel(%f = %jt to %jt+48, tag="n.e") {
+          %sum = memref.load(%C[%e, %f]) : f32
+          %more = memref.load(%R[%e, %f]) : f32
+          %both = arith.addf(%sum, %more) : f32
+          memref.store(%both, %C[%e, %f])
+          yield
+        }
+        yield
+      }
+      yield
+    }
+    yield
+  }
+  return
+"""
+    text = text.replace("      yield\n    }\n    yield\n  }\n  return\n", behind)
+    pipeline = PANELS.replace("prefetch{", "vectorize{loops=[n.e]},prefetch{").replace("far=20", "far=20, results=6144")
+    found = hints(text, pipeline)
+    for start in ("", "+16", "+32"):
+        assert f"memref.prefetch(%C[%it+%r, %jt{start}], write=true)" in found
+        assert f"memref.prefetch(%R[%it+%r, %jt{start}])" in found
+    assert sum("%r" in line for line in found) == 6
+    assert not any("%r" in line for line in hints(text, pipeline.replace("6144", "6145")))
+    assert_same_runs(load(text), optimize(text, pipeline), [((16, 5), (2, 5, 48), (16, 96), (16, 96))])
+
+
+def test_the_next_block_of_rows() -> None:
+    """Each panel asks for its share of every line of the rows of the next block, which together are all."""
+    text = panels("144", "40")
+    pipeline = PANELS.replace("prefetch{", "block-rows{size=48, bytes=1},prefetch{").replace("far=20", "far=20, results=1")
+    found = [line for line in hints(text, pipeline) if "%A" in line]
+    assert found == [f"memref.prefetch(%A[%it.1+%r+48, 32*(%jt.1 floordiv 48){start}], locality=2)" for start in ("", "+16")]
