@@ -80,7 +80,17 @@ class Prefill(Nests):
     def _panel(self, b: Dim, h: Dim, c: Dim) -> None:
         first = self.columns * c
         whole = isinstance(self.problem.keys, int) and self.problem.keys % self.columns == 0
+        self._ask_for_keys(b, h, c)
         self._turn(b, h, first, self.columns if whole else least("some", self.problem.keys - first, self.columns), self.panels, (b, h, c))
+
+    def _ask_for_keys(self, b: Dim, h: Dim, c: Dim) -> None:
+        """Hints for the keys of the next panel, which may be the first one of the next head."""
+        p = self.problem
+        if not isinstance(p.keys, int):
+            return
+        panels = -(-p.keys // self.columns)
+        head, first = h + floordiv(c + 1, panels), self.columns * mod(c + 1, panels)
+        loop("r", 0, self.columns, 1, lambda r: prefetch(p.k.buffer, *p.k.at(b, head, first + r, (0, p.width)), locality=2), tag="ask")
 
     def _tile(self, b: Dim, h: Dim, t: Dim, after: Dim) -> None:
         """The t-th tile of some heads; ``after`` is the number of the next one."""
