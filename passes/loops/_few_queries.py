@@ -49,7 +49,7 @@ class Ahead:
     def __init__(self, problem: Problem, batch: Dim, head: Dim, block: Dim, keys: Dim, columns: int) -> None:
         behind = floordiv(most("behind", keys - SHORT, 0), KEYS)
         over = most("over", floordiv(block, KEYS) + 1 - behind, 0)
-        carry = least("carry", over, problem.key_heads - 1 - head)  # 1: the next one is the first of the next head
+        carry = least("carry", over, 1, problem.key_heads - 1 - head)  # 1: the next one is the first of the next head
         self.problem, self.batch, self.head = problem, batch, head + carry
         self.next, self.last = (1 - carry) * (block + KEYS), keys - 1
         width, columns = problem.value_width, min(columns, problem.value_width)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -165,23 +165,26 @@ class Prefetch(Pass):
             (access,) = accesses(store)
             if len(access.indices) < 2:
                 continue
+            later = [v for op in _from(loop) for v in op.results]
             asking = _asking(loop, access.indices[-2].size or 1)
             row = value_symbol(variable(asking))
             *outer, rows, last = access.indices
-            made += self._row(asking, Access(access.buffer, (*outer, IndexExpr(rows.expr + row), last)), write=True)
+            made += self._row(asking, Access(access.buffer, (*outer, IndexExpr(rows.expr + row), last)), later, write=True)
             for rest, read in _behind(store, access.buffer):
-                made += self._row(asking, _at(read, rest, row))
+                made += self._row(asking, _at(read, rest, row), later)
             for load in [o for o in body(loop) if o.name == "vector.load"]:
                 following = _next_block(load, loop, row)
-                made += self._row(asking, following, locality=2) if following is not None else 0
+                made += self._row(asking, following, later, locality=2) if following is not None else 0
             if len(body(asking)) == 1:
                 asking.erase()
         return made
 
-    def _row(self, asking: Operation, access: Access, **attributes: Any) -> int:
-        """Hints for the lines of a run, unless all of the buffer is near."""
+    def _row(self, asking: Operation, access: Access, later: Sequence[Value], **attributes: Any) -> int:
+        """Hints for the lines of a run, unless all of the buffer is near, or where it is is only known ``later``."""
         size, front, last = _size(access), body(asking).first, access.indices[-1]
         if front is None or (size is not None and size < self.results):
+            return 0
+        if access.buffer in later or any(depends_on(i.expr, later) for i in access.indices):
             return 0
         outer, line = [IndexExpr(i.expr) for i in access.indices[:-1]], _line(access)
         starts = range(0, last.size or 1, line)
@@ -248,8 +251,7 @@ def _next_block(load: Operation, loop: Operation, row: Dim) -> Access | None:
 
 def _behind(store: Operation, result: Value) -> Iterator[tuple[Operation, Access]]:
     """Runs of other buffers that loops over rows behind a store read, with these loops: what is joined to sums."""
-    op = store.next
-    while op is not None:
+    for op in _from(store):
         if is_loop(op) and single_range(op) is not None:
             for load in [o for o in body(op) if o.name == "vector.load"]:
                 (access,) = accesses(load)
@@ -257,7 +259,14 @@ def _behind(store: Operation, result: Value) -> Iterator[tuple[Operation, Access
                 moves = any(depends_on(i.expr, [variable(op)]) for i in access.indices[:-1])
                 if access.buffer is not result and moves and not any(depends_on(i.expr, inside) for i in access.indices):
                     yield op, access
-        op = op.next
+
+
+def _from(op: Operation) -> Iterator[Operation]:
+    """An operation and those behind it in its block."""
+    following: Operation | None = op
+    while following is not None:
+        yield following
+        following = following.next
 
 
 def _at(access: Access, loop: Operation, row: Dim) -> Access:

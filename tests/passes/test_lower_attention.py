@@ -11,8 +11,11 @@ import pytest
 from pass_checks import apply, load, optimize
 
 import graph_opt
-from ir.core import Module
-from ir.interpreter import Interpreter
+from dialects._access import number
+from ir.core import Module, Operation
+from ir.interpreter import Environment, Interpreter
+from ir.layout import AccessArg, layout_of
+from ir.opdef import REGISTRY
 from passes.infra.base import PassContext
 from passes.infra.verify_exec import compare_modules, same_bits
 from passes.loops.lower_attention import LowerAttention
@@ -350,3 +353,28 @@ def test_wrong_options() -> None:
     for options in ({"rows": 0}, {"queries": 0}, {"columns": 8}, {"columns": 48}, {"columns": 256}, {"values": 0}, {"values": 24}):
         with pytest.raises(ValueError, match="expected"):
             LowerAttention(**options)
+
+
+@pytest.mark.parametrize("total", [1, 127, 128, 129, 160, 191, 192, 257, 300])
+def test_hints_of_few_queries_are_for_keys_that_come(monkeypatch: pytest.MonkeyPatch, total: int) -> None:
+    """All are in the buffers, and the first block of each further head is asked for whole before its turn, or nearly so behind a short one."""
+    form = Form(heads=3, key_heads=3, width=64, value_width=64, written={"B": 1, "S": 1})
+    module = lowered(form.text, "lower-attention")
+    asked: dict[str, set[tuple[int, ...]]] = {}
+
+    def record(_: object, __: object, op: Operation, operands: list[np.ndarray], environment: Environment) -> tuple[()]:
+        (access,) = layout_of(op)
+        assert isinstance(access, AccessArg)
+        place = tuple(number(i.expr, operands, environment.names) for i in access.indices)
+        assert all(0 <= at < size for at, size in zip(place, operands[access.position].shape, strict=True)), place
+        asked.setdefault(op.operand_uses[access.position].value.name, set()).add(place[:3])
+        return ()
+
+    monkeypatch.setattr(type(REGISTRY["memref.prefetch"]), "execute", record)
+    arrays = form.arrays(1, 1, total)
+    Interpreter(module).run(module.main, list(arrays))
+    assert len(asked) == 2, "keys and values"
+    for places in asked.values():
+        for head in (1, 2):
+            rows = {row for _, h, row in places if h == head and row < 128}
+            assert len(rows) >= min(total, 128) * (1 if total % 128 < 64 else 0.5)

@@ -192,3 +192,23 @@ def test_the_next_block_of_rows() -> None:
     pipeline = PANELS.replace("prefetch{", "block-rows{size=48, bytes=1},prefetch{").replace("far=20", "far=20, results=1")
     found = [line for line in hints(text, pipeline) if "%A" in line]
     assert found == [f"memref.prefetch(%A[%it.1+%r+48, 32*(%jt.1 floordiv 48){start}], locality=2)" for start in ("", "+16")]
+
+
+def test_places_that_are_known_too_late() -> None:
+    """What the rows behind sums read may be found out only behind the sums: there is no hint for it then."""
+    text = panels("16").replace("%C: memref<f32[16, 96]>", "%R: memref<f32[16, 96]>, %I: memref<index[16]>, %C: memref<f32[16, 96]>")
+    behind = """      %at = memref.load(%I[%it]) : index
+      scf.parallel(%e = %it to %it+8, tag="m.e") {
+        %more = vector.load(%R[%at+%e, %jt:+48]) : vector<f32[48]>
+        vector.store(%more, %C[%e, %jt:+48])
+        yield
+      }
+      yield
+    }
+    yield
+  }
+  return
+"""
+    text = text.replace("      yield\n    }\n    yield\n  }\n  return\n", behind)
+    found = hints(text, PANELS.replace("far=20", "far=20, results=1"))
+    assert any("%C[%it+%r, %jt]" in line for line in found) and not any("%R" in line for line in found)
