@@ -84,10 +84,44 @@ class Ahead:
         prefetch(view.buffer, *view.at(self.batch, self.head, least("ahead", self.next + row, self.last), (column, columns)), locality=2)
 
 
+class KeysAhead:
+    """Hints for keys alone, so many rows ahead of the square that is multiplied, whole rows in their order.
+
+    Squares are read a line of each row after the other, which no prefetcher follows; where it follows values, which are read row by
+    row, more hints are in its way.  Behind the last key of a head come the first ones of the next head.
+    """
+
+    def __init__(self, problem: Problem, batch: Dim, head: Dim, block: Dim, keys: Dim, rows: int) -> None:
+        self.problem, self.batch, self.head, self.keys = problem, batch, head, keys
+        self.first = block + rows
+
+    def scoring(self, key: Dim, d: Dim) -> None:
+        """With a square of ``LANES`` keys and numbers: its share of as many rows, or a line of each where rows can't be shared out."""
+        p, width = self.problem, self.problem.width
+        at = self.first + key
+        over = least("over", most("behind", at + 1 - self.keys, 0), 1, p.key_heads - 1 - self.head)  # 1: in the next head
+        first = at - over * LANES * ceildiv(self.keys, LANES)
+        shared = width % LANES == 0 and LANES * LANES % width == 0
+        count = LANES * LANES // width if shared else LANES
+
+        def row(i: Dim) -> None:
+            place = least("ahead", first + i + (floordiv(LANES * d, width) if shared else 0), self.keys - 1)
+            prefetch(p.k.buffer, *p.k.at(self.batch, self.head + over, place, (0, width) if shared else (d, 1)), locality=2)
+
+        loop("ahead", 0, count, 1, row)
+
+    def adding(self, key: Dim, column: Dim, columns: int) -> None:
+        """Nothing."""
+
+
+Hints = Ahead | KeysAhead
+
+
 class Decode(Nests):
     """All queries of the heads that share a key head at once where their number is known, else one query after the other."""
 
-    def __init__(self, problem: Problem, common: Sight | None, rows: int, columns: int) -> None:
+    def __init__(self, problem: Problem, common: Sight | None, rows: int, columns: int, ahead: int = 0) -> None:
+        self.ahead = ahead
         steps = problem.queries
         self.steps = steps if isinstance(steps, int) else 1
         self.rounds: Dim = 1 if isinstance(steps, int) else steps
@@ -118,10 +152,13 @@ class Decode(Nests):
         self.all_scores = self.scores if self.rounds == 1 else alloc("all.scores", f32, self.most_rounds * self.rows, KEYS)
         self.turns = least("rounds", self.rounds, self.most_rounds)  # they are no more, which nobody could prove
         count = most("count", least("at.most", sight.keys - block, KEYS), 0)
-        ahead = Ahead(p, b, h, block, sight.keys, self.columns) if not isinstance(p.keys, int) or p.keys > KEYS else None
+        ahead = self._hints(b, h, block, sight.keys) if not isinstance(p.keys, int) or p.keys > KEYS else None
         self._each_round(lambda s: self._scale(b, h, s))
         self._scores(b, h, block, count, ahead)
         self._each_round(lambda s: self._round(b, h, n, s, sight, count, ahead))
+
+    def _hints(self, b: Dim, h: Dim, block: Dim, keys: Dim) -> Hints:
+        return KeysAhead(self.problem, b, h, block, keys, self.ahead) if self.ahead else Ahead(self.problem, b, h, block, keys, self.columns)
 
     def _each_round(self, inside: Callable[[Dim], None]) -> None:
         loop("s", 0, self.turns, 1, inside)
@@ -140,7 +177,7 @@ class Decode(Nests):
 
         loop("row", 0, self.rows, 1, scaled)
 
-    def _scores(self, b: Dim, h: Dim, block: Dim, count: Dim, ahead: Ahead | None) -> None:
+    def _scores(self, b: Dim, h: Dim, block: Dim, count: Dim, ahead: Hints | None) -> None:
         """The scores of a block and all queries: squares of keys are turned in registers, and multiplied while they are there."""
         p, width = self.problem, self.problem.width
         behind = KEYS if isinstance(p.keys, int) and p.keys % LANES == 0 else p.keys - block
@@ -193,7 +230,7 @@ class Decode(Nests):
 
         self._each_round(add)
 
-    def _round(self, b: Dim, h: Dim, n: Dim, s: Dim, sight: Sight, count: Dim, ahead: Ahead | None) -> None:
+    def _round(self, b: Dim, h: Dim, n: Dim, s: Dim, sight: Sight, count: Dim, ahead: Hints | None) -> None:
         """What becomes of the scores of a round."""
         p, block = self.problem, KEYS * n
         if self.all_scores is not self.scores:

@@ -96,7 +96,12 @@ class LowerAttention(Pass):
     values: int = 64
     """columns of values that are worked on at a time where queries are many, with fewer rows; ``columns`` where these would be too few"""
 
+    ahead: int = 0
+    """keys that hints for keys are ahead where queries are few; 0: they are for keys and values of the next block"""
+
     def __post_init__(self) -> None:
+        if self.ahead < 0 or self.ahead % LANES:
+            raise ValueError(f"ahead: expected a multiple of {LANES}")
         if self.rows < 1 or self.queries < 1:
             raise ValueError("rows and queries: expected 1 or more")
         if self.columns < LANES or KEYS % self.columns or self.columns % LANES:
@@ -147,7 +152,7 @@ class LowerAttention(Pass):
 
     def _nests(self, form: Form, problem: Problem, common: Sight | None) -> tuple[Nests | None, Nests | None]:
         """The forms for few queries and for many, of which there is one at least."""
-        few = None if form == "in tiles" else Decode(problem, common, self.rows, self.columns)
+        few = None if form == "in tiles" else Decode(problem, common, self.rows, self.columns, self.ahead)
         many = None if form == "of few queries" else Prefill(problem, common, self.rows, self.columns, self.queries, self.values)
         return few, many
 
