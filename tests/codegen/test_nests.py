@@ -12,6 +12,7 @@ from codegen.llvm.emit import emit_graph
 from codegen.llvm.main import MainWriter
 from codegen.llvm.nests import KnownNests
 from codegen.llvm.writer import Unit
+from graph_opt.levels import preset_of
 from ir.clone import clone_module
 from ir.core import Module
 from ir.printer import print_module
@@ -203,7 +204,7 @@ def test_errors_in_stand_ins_are_where_the_copies_are():
 def test_a_compiled_module_is_complete():
     """Whoever asks for the program gets all of it, also when several do at a time."""
     expected = graph_opt.parse(CACHES)
-    PassManager(load_pipeline("cpu"), fold_twins=True).run(expected)
+    PassManager(load_pipeline(preset_of("loops")), fold_twins=True).run(expected)
     executable = graph_opt.compile(graph_opt.parse(CACHES))
     with ThreadPoolExecutor(4) as pool:
         assert {*pool.map(lambda _: str(executable), range(4))} == {str(expected)}
