@@ -120,8 +120,8 @@ class Prefetch(Pass):
     def __post_init__(self) -> None:
         if self.ahead < 1 or self.far < self.ahead:
             raise ValueError("a hint is for a later round, and one for what is far away not for an earlier one")
-        if self.shared < 1 or self.stream < 0:
-            raise ValueError("a panel has a reader, and rows are not negative")
+        if self.shared < 1 or min(self.stream, self.results) < 0:
+            raise ValueError("a panel has a reader, and rows and bytes are not negative")
 
     def run(self, module: Module, context: PassContext) -> bool:
         near, next_ = 0, 0
@@ -232,11 +232,11 @@ def _next_block(load: Operation, loop: Operation, row: Dim) -> Access | None:
     tiles = parent(loop)
     panels = parent(tiles) if tiles is not None else None
     blocks = parent(panels) if panels is not None else None
-    if blocks is None or panels is None or tiles is None or tag_of(blocks) != "m.block" or not is_loop(panels):
+    if blocks is None or panels is None or tiles is None or tag_of(blocks) != "m.block" or not (is_loop(tiles) and is_loop(panels)):
         return None
     (access,), steps = accesses(load), single_range(loop)
-    step, count, across = single_range(blocks), single_range(panels), single_range(tiles)
-    if len(access.indices) < 2 or step is None or count is None or steps is None or across is None or not isinstance(step.step, int):
+    step, count = single_range(blocks), single_range(panels)
+    if len(access.indices) < 2 or step is None or count is None or steps is None or single_range(tiles) is None or not isinstance(step.step, int):
         return None
     *outer, rows, last = access.indices
     number, length = rounds(count), extent(steps)

@@ -115,8 +115,9 @@ def test_what_some_readers_share(rows: str, next_: int) -> None:
     assert len(found) == 3 + next_
     if not next_:
         assert found == [f"memref.prefetch(%P[%jt floordiv 48, %k+50, {start}], locality=2)" for start in (0, 16, 32)]
-    with pytest.raises(GraphError, match="a panel has a reader"):
-        load_pipeline("prefetch{shared=0}")
+    for wrong in ("shared=0", "stream=-1", "results=-1"):
+        with pytest.raises(GraphError, match="a panel has a reader"):
+            load_pipeline(f"prefetch{{{wrong}}}")
 
 
 @pytest.mark.parametrize(("rows", "memory", "distance", "locality"), [("4", 1, 1, ", locality=2"), ("4", 1920, 1, ""), ("8", 1920, 20, "")])
