@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import gcd
 
+from dialects.arith.comparison import cmpi
 from dialects.arith.floats import mulf
 from dialects.math.exact import fma
 from dialects.vector import extract, transpose
@@ -13,7 +14,8 @@ from ir.dims import Dim, ceildiv, floordiv, mod
 from ir.types import f32
 from passes.linalg._views import View
 from passes.loops._attention import KEYS, LANES, Nests, Problem, Sight, in_pieces
-from passes.loops._blocks import alloc, filled, least, load, loop, most, parallel, prefetch, reshaped, store
+from passes.loops._blocks import alloc, choose, filled, index_value, least, load, loop, most, parallel, prefetch, reshaped, store
+from passes.loops._squares import GROUP, SIDE, exchanged, turned
 
 
 def most_queries(group: int, rows: int) -> int:
@@ -104,11 +106,12 @@ class KeysAhead:
         shared = width % LANES == 0 and LANES * LANES % width == 0
         count = LANES * LANES // width if shared else LANES
 
-        def row(i: Dim) -> None:
+        def row(i: int) -> None:
             place = least("ahead", first + i + (floordiv(LANES * d, width) if shared else 0), self.keys - 1)
             prefetch(p.k.buffer, *p.k.at(self.batch, self.head + over, place, (0, width) if shared else (d, 1)), locality=2)
 
-        loop("ahead", 0, count, 1, row)
+        for i in range(count):
+            row(i)
 
     def adding(self, key: Dim, column: Dim, columns: int) -> None:
         """Nothing."""
@@ -117,11 +120,17 @@ class KeysAhead:
 Hints = Ahead | KeysAhead
 
 
+AT_ONCE = 4 * SIDE
+"""Numbers of keys that are multiplied without a loop."""
+MOST_ROWS = 8
+"""With more rows a square, half of the next one, and all sums don't fit in 32 registers."""
+
+
 class Decode(Nests):
     """All queries of the heads that share a key head at once where their number is known, else one query after the other."""
 
-    def __init__(self, problem: Problem, common: Sight | None, rows: int, columns: int, ahead: int = 0) -> None:
-        self.ahead = ahead
+    def __init__(self, problem: Problem, common: Sight | None, rows: int, columns: int, ahead: int = 0, early: bool = False) -> None:
+        self.ahead, self.early = ahead, early
         steps = problem.queries
         self.steps = steps if isinstance(steps, int) else 1
         self.rounds: Dim = 1 if isinstance(steps, int) else steps
@@ -183,6 +192,25 @@ class Decode(Nests):
         behind = KEYS if isinstance(p.keys, int) and p.keys % LANES == 0 else p.keys - block
         whole = LANES * floordiv(least("there", count + LANES - 1, behind), LANES)
 
+        if self.early and self.rounds == 1 and self.rows <= MOST_ROWS and width % LANES == 0:
+            some = None if isinstance(behind, int) else index_value("apply", whole, name="whole")
+            self._if_any(some, lambda: self._early_squares(b, h, block, whole, ahead))
+        else:
+            self._squares(b, h, block, whole, ahead)
+        if not isinstance(behind, int):
+            self._last_keys(b, h, block, whole, count)
+
+    def _if_any(self, count: Value | None, build: Callable[[], None]) -> None:
+        """What must not be done without any; None is known to be some."""
+        if count is None:
+            build()
+        else:
+            choose(cmpi(count, index_value("apply", 0, name="none"), predicate="gt", name="is.any"), build, lambda: None)
+
+    def _squares(self, b: Dim, h: Dim, block: Dim, whole: Dim, ahead: Hints | None) -> None:
+        """The scores of whole squares, one after the other."""
+        p = self.problem
+
         def keys(j: Dim) -> None:
             def square(d: Dim, size: int) -> None:
                 found = load(p.k.buffer, *p.k.at(b, h, (block + j, LANES), (d, size)), name="keys")
@@ -194,8 +222,52 @@ class Decode(Nests):
             self._by_lanes(j, square)
 
         loop("j", 0, whole, LANES, keys)
-        if isinstance(behind, int):
-            return
+
+    def _early_squares(self, b: Dim, h: Dim, block: Dim, whole: Dim, ahead: Hints | None) -> None:
+        """The same, each square loaded and turned by half while the one before is multiplied.
+
+        A processor does not look so far ahead that it would turn a square while it waits for the sums of the one before.
+        """
+        p, width = self.problem, self.problem.width
+
+        def groups(j: Dim, d: Dim, n: int) -> list[Value]:
+            """Every fourth row from the n-th on of the square that begins there, its groups exchanged."""
+            places = [block + j + i for i in range(n, SIDE, GROUP)]
+            return exchanged([load(p.k.buffer, *p.k.at(b, h, place, (d, SIDE)), name="keys") for place in places])
+
+        def multiplied(here: Sequence[Value], total: Value, j: Dim, d: Dim, behind: tuple[Dim, Dim]) -> tuple[list[Value], Value]:
+            """The sums with the products of a square, and the next square's groups."""
+            if ahead is not None:
+                ahead.scoring(j, d)
+            found: list[list[Value]] = []
+            for n in range(GROUP):
+                found.append(groups(*behind, n))
+                for i, key in enumerate(turned(here[n::GROUP])):
+                    number = load(self.q, (0, self.rows), d + GROUP * n + i, keep=True, name="q")
+                    total = fma(number, key, total, name="sum")
+            return [group for four in found for group in four], total
+
+        def several(start: Dim, size: int, behind: tuple[Dim, Dim], j: Dim, total: Value, *first: Value) -> list[Value]:
+            """The squares of some numbers, one after the other without a loop, where registers would be moved around."""
+            here = list(first)
+            for at in range(0, size, SIDE):
+                here, total = multiplied(here, total, j, start + at, behind if at + SIDE == size else (j, start + at + SIDE))
+            return [total, *here]
+
+        def keys(j: Dim, *here: Value) -> list[Value]:
+            early = (width - 1) // AT_ONCE * AT_ONCE
+            found = [filled(self.zero, self.rows, LANES), *here]
+            if early:
+                found = loop("d", 0, early, AT_ONCE, lambda d, *got: several(d, AT_ONCE, (j, d + AT_ONCE), j, *got), found)
+            total, *rest = several(early, width - early, (least("next", j + LANES, whole - LANES), 0), j, *found)
+            store(total, self.all_scores, (0, self.rows), (j, LANES))
+            return rest
+
+        loop("j", 0, whole, LANES, keys, [group for n in range(GROUP) for group in groups(0, 0, n)])
+
+    def _last_keys(self, b: Dim, h: Dim, block: Dim, whole: Dim, count: Dim) -> None:
+        """The scores of the keys behind whole squares."""
+        p, width = self.problem, self.problem.width
         turned = alloc("turned.keys", f32, width, LANES)
 
         def last(j: Dim) -> None:

@@ -98,6 +98,8 @@ class LowerAttention(Pass):
 
     ahead: int = 0
     """keys that hints for keys are ahead where queries are few; 0: they are for keys and values of the next block"""
+    early: bool = False
+    """where queries are few, squares of keys are loaded and turned by half while the ones before are multiplied"""
 
     def __post_init__(self) -> None:
         if self.ahead < 0 or self.ahead % LANES:
@@ -152,7 +154,7 @@ class LowerAttention(Pass):
 
     def _nests(self, form: Form, problem: Problem, common: Sight | None) -> tuple[Nests | None, Nests | None]:
         """The forms for few queries and for many, of which there is one at least."""
-        few = None if form == "in tiles" else Decode(problem, common, self.rows, self.columns, self.ahead)
+        few = None if form == "in tiles" else Decode(problem, common, self.rows, self.columns, self.ahead, self.early)
         many = None if form == "of few queries" else Prefill(problem, common, self.rows, self.columns, self.queries, self.values)
         return few, many
 

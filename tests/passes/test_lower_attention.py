@@ -49,7 +49,7 @@ class Form:
         return [rng.standard_normal((batch, *shape), dtype=np.float32) for shape in shapes]
 
 
-def native(text: str, threads: int = 1, **options: int) -> Callable[..., np.ndarray]:
+def native(text: str, threads: int = 1, **options: int | str) -> Callable[..., np.ndarray]:
     given = ", ".join(f"{name}={value}" for name, value in options.items())
     pipeline = re.sub(r"lower-attention\{[^}]*\}", f"lower-attention{{{given}}}", PRESETS["cpu"]) if given else "cpu"
     return graph_opt.compile(graph_opt.parse(text), pipeline=pipeline, threads=threads)
@@ -354,6 +354,27 @@ def test_wrong_options() -> None:
     for options in ({name: n} for name, wrong in numbers.items() for n in wrong):
         with pytest.raises(ValueError, match="expected"):
             LowerAttention(**options)
+
+
+@pytest.mark.parametrize(("heads", "width"), [((1, 1), 16), ((9, 3), 64), ((4, 4), 48), ((6, 2), 80), ((8, 1), 128), ((9, 1), 64), ((2, 2), 20)])
+def test_squares_that_are_turned_early(heads: tuple[int, int], width: int) -> None:
+    """The same bits, whatever keys there are, and nothing is read behind the last one; queries of unknown number and many rows as ever."""
+    for more, options in (("", ""), (", %n: i64[]", ", causal=true, length=%n")):
+        for written in ({"S": 1}, {}, {"S": 1, "T": 160}):
+            form = Form(*heads, width, 32, options, more, written)
+            plain, early = native(form.text, ahead=32), native(form.text, ahead=32, early="true")
+            for total in (160,) if "T" in written else (0, 1, 15, 16, 17, 127, 128, 131, 144, 145, 257, 300):
+                arrays = form.arrays(1, 1, total)
+                for n in (0, 1, total - 17, total) if more else (total,):
+                    given = [*arrays, np.array(max(n, 0))] if more else arrays
+                    assert same_bits(early(*given), plain(*given)), (written, total, n)
+    text = Form(3, 1, 64, written={"S": 1}).text
+    module = lowered(text, "lower-attention{early=true}")
+    assert sum(op.name == "vector.transpose" for op in module.walk()) == 0
+    for total in (1, 16, 130):
+        arrays = Form(3, 1, 64).arrays(1, 1, total)
+        (found,) = Interpreter(module).run(module.main, list(arrays))
+        check(Form(3, 1, 64, written={"S": 1}), arrays, np.asarray(found))
 
 
 @pytest.mark.parametrize("ahead", [0, 32])
