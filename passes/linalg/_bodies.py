@@ -20,6 +20,7 @@ from ir.builder import Builder, current_builder
 from ir.builtin import yield_
 from ir.core import Region, Value
 from ir.dims import Dim, DimExpr
+from ir.inference import plain_symbol
 from ir.layout import LAYOUT, AccessArg, BindArg, IndexExpr, OperandArg, RangeArg, operand_symbol
 from ir.opdef import REGISTRY
 from ir.types import MemRefType, ScalarType, TensorType, Type, boolean, f64, i64, index
@@ -95,9 +96,26 @@ def to_double(x: Value) -> Value:
 
 
 def size(buffer: Value, axis: int) -> Value:
-    """How many elements there are along an axis, as an index."""
+    """How many elements there are along an axis, as an index.
+
+    What has a name is asked of a tensor, where one in front of the buffer has it: a question about a buffer that a nest fills would
+    keep that nest apart from its readers.
+    """
     extent = buffer_type(buffer).shape[axis]
-    return number(extent, index) if isinstance(extent, int) else dim(buffer, axis=axis)  # type: ignore[no-any-return]
+    if isinstance(extent, int):
+        return number(extent, index)  # type: ignore[no-any-return]
+    source = _tensor_with(extent, buffer) if plain_symbol(extent) is not None else None
+    return dim(buffer, axis=axis) if source is None else dim(source, axis=buffer_type(source).shape.index(extent))  # type: ignore[no-any-return]
+
+
+def _tensor_with(extent: Dim, buffer: Value) -> Value | None:
+    """The memory of a tensor that has a named dimension, made in front of a buffer in the same block."""
+    op = buffer.defining_op
+    while op is not None:
+        if op.name == "memref.from_tensor" and extent in buffer_type(op.result).shape:
+            return op.result
+        op = op.prev
+    return None
 
 
 def size_of(low: Lowering, buffer: Value, axis: int) -> Callable[[], Value]:

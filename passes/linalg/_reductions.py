@@ -16,11 +16,10 @@ from dialects.arith.floats import addf, divf, maximumf, minimumf, mulf
 from dialects.arith.integers import addi, maxsi, maxui, minsi, minui, muli
 from dialects.graph._shapes import normalize_axes
 from dialects.math.exact import fma
-from dialects.memref import dim
 from ir.core import Operation, Value
 from ir.dims import Dim
 from ir.types import DType, MemRefType, ScalarType, i64, index
-from passes.linalg._bodies import require_elements
+from passes.linalg._bodies import require_elements, size
 from passes.linalg._elementwise import broadcast_access
 from passes.linalg._nests import Access, Loop, Lowering, narrow, number, tensor_type, wide_dtype, widen
 
@@ -168,7 +167,7 @@ def _open_count(low: Lowering, buffer: Value, axes: Sequence[int], fixed: int, d
     assert isinstance(buffer.type, MemRefType)
     shape = buffer.type.shape
     with low.builder:
-        sizes = [index_cast(dim(buffer, axis=a), result_type=ScalarType(i64)) for a in axes if not isinstance(shape[a], int)]
+        sizes = [index_cast(size(buffer, a), result_type=ScalarType(i64)) for a in axes if not isinstance(shape[a], int)]
         if fixed != 1:
             sizes.append(number(fixed, i64))
         return sitofp(functools.reduce(muli, sizes), result_type=ScalarType(dtype))  # type: ignore[no-any-return]
