@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 
 from ir.builder import Builder
 from ir.core import Graph, Module, Operation, Value
-from ir.dims import product, substitute
+from ir.dims import Dim, dim_max, dim_min, product, substitute
 from ir.layout import LAYOUT, IndexExpr
 from ir.opdef import REGISTRY
 from ir.rewriter import walk_graphs
-from ir.types import MemRefType
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import (
     Access,
@@ -31,15 +30,10 @@ from passes.loops._loops import (
     variable,
 )
 from passes.loops._memory import Memory, memory_of
-
-LINE = 64
-"""Bytes of a cache line."""
+from passes.loops._rows import ALONG, LINE, moves, row_nests, type_of
 
 FEW = 1024
 """Bytes of a part of a row behind which another row follows before a hint for what is behind the part could be of use."""
-
-_ALONG = ("col", "col.tile", "reduce")
-"""Tags of loops that go along a row."""
 
 _ACCESSES = ("vector.load", "vector.store")
 _SHORT = ("math.fma", "math.absf", "math.absi", "math.copysign", "math.sqrt", "math.isnan", "math.floor", "math.ceil", "math.trunc", "math.roundeven")
@@ -84,7 +78,7 @@ class PrefetchRows(Pass):
 
     ahead: int = 1024
     """bytes from a hint to what it is for, in the same row"""
-    longest: int = 65536
+    longest: int = 131072
     """bytes of the rows of one round from which on the next are not asked for"""
     small: int = 262144
     """bytes of all arrays of a nest up to which it gets no hints"""
@@ -99,7 +93,7 @@ class PrefetchRows(Pass):
     def run(self, module: Module, context: PassContext) -> bool:
         made = 0
         for graph in walk_graphs(module):
-            for nest in [op for op in graph.walk() if is_loop(op) and (tag_of(op) == "row" or _is_flat(op))]:
+            for nest in row_nests(graph):
                 made += self._hint_nest(nest, graph)
         context.count("hints made", made)
         return made > 0
@@ -126,26 +120,29 @@ class PrefetchRows(Pass):
         made = 0
         for access in dict.fromkeys(s.access for s in sites):
             *outer, last = access.indices
-            line = LINE // _type(access).dtype.itemsize
+            line = LINE // type_of(access).dtype.itemsize
             if whole is not None and row is not None:
                 further = {f"%{variable(row).name}": value_symbol(variable(row)) + whole}
                 outer = [IndexExpr(substitute(i.expr, further)) for i in outer]
                 start = last.expr
             else:
                 outer = [IndexExpr(i.expr) for i in outer]
-                start = last.expr + self.ahead // _type(access).dtype.itemsize
+                start = last.expr + self.ahead // type_of(access).dtype.itemsize
             for at in range(0, last.size or 1, line):
                 _hint(front[loop], Access(access.buffer, (*outer, IndexExpr(start + at))), written, graph)
                 made += 1
         return made
 
-    def _row_step(self, access: Access, row: Operation) -> int | None:
-        """How many rows further the next round of the loop over rows is; None where rows are too long, or how long is not known."""
-        bounds, shape = single_range(row), _type(access).shape
+    def _row_step(self, access: Access, row: Operation) -> Dim | None:
+        """How many rows further the next round of the loop over rows is; None where rows are too long, 0 if they turn out to be."""
+        bounds, length = single_range(row), type_of(access).shape[-1]
         assert bounds is not None
-        if not isinstance(bounds.step, int) or not isinstance(shape[-1], int):
+        if not isinstance(bounds.step, int):
             return None
-        return bounds.step if bounds.step * shape[-1] * _type(access).dtype.itemsize < self.longest else None
+        most = -(-self.longest // (bounds.step * type_of(access).dtype.itemsize))  # a row has less than so many elements
+        if isinstance(length, int):
+            return bounds.step if length < most else None
+        return dim_min(1, dim_max(0, most - length)) * bounds.step
 
 
 @dataclass(frozen=True)
@@ -169,22 +166,13 @@ class Stream:
         return list(dict.fromkeys(s.loop for s in self.sites))
 
 
-def _is_flat(loop: Operation) -> bool:
-    """A loop over all elements of arrays, which stands in no loop over rows."""
-    if tag_of(loop) not in ("col", "col.tile"):
-        return False
-    region = loop.block.parent if loop.block is not None else None
-    outer = region.parent if region is not None else None
-    return outer is None or not is_loop(outer)
-
-
 def _streams(nest: Operation, row: Operation | None, ahead: int) -> list[Stream]:
     """What moves on with the row, or with the loop if there are no rows, and is touched along the row, for more than a short part."""
     found: dict[Memory, list[Site]] = {}
     computed = [v for op in nest.walk() if op is not nest for v in op.results]  # a hint in front has none of these
-    for loop in [nest] if row is None else [op for op in body(nest) if is_loop(op) and tag_of(op) in _ALONG]:
+    for loop in [nest] if row is None else [op for op in body(nest) if is_loop(op) and tag_of(op) in ALONG]:
         for op in body(loop):
-            if op.name in _ACCESSES and _moves(accesses(op)[0], loop, row) and not _depends(accesses(op)[0], computed):
+            if op.name in _ACCESSES and moves(accesses(op)[0], loop, row) and not _depends(accesses(op)[0], computed):
                 (access,) = accesses(op)
                 found.setdefault(memory_of(access.buffer), []).append(Site(loop, access, op.name == "vector.store"))
     parts = {memory for memory, sites in found.items() if all(_is_part(s, ahead) for s in sites)}
@@ -195,7 +183,7 @@ def _is_part(site: Site, ahead: int) -> bool:
     """Whether a loop goes through less than ``ahead`` bytes, or few (``FEW``), of rows that are known to be no shorter, or not known."""
     bounds = single_range(site.loop)
     most = upper_bound(extent(bounds)) if bounds is not None else None
-    type_ = _type(site.access)
+    type_ = type_of(site.access)
     length = type_.shape[-1]
     return most is not None and most * type_.dtype.itemsize < max(ahead, FEW) and not (isinstance(length, int) and length <= most)
 
@@ -205,18 +193,6 @@ def _is_made_in_loop(memory: Memory) -> bool:
     return memory.kind == "alloc" and made is not None and parent(made) is not None
 
 
-def _moves(access: Access, loop: Operation, row: Operation | None) -> bool:
-    """Whether rounds of a loop touch neighbouring runs of a row, and those of the loop over rows other rows."""
-    *outer, last = access.indices
-    at, bounds = variable(loop), single_range(loop)
-    if bounds is None or last.size is None or not isinstance(last.size, int) or any(i.size is not None and i.size > 1 for i in outer):
-        return False
-    following = substitute(last.expr, {f"%{at.name}": value_symbol(at) + bounds.step})
-    if following - last.expr != bounds.step or any(depends_on(i.expr, [at]) for i in outer):
-        return False
-    return row is None or any(depends_on(i.expr, [variable(row)]) for i in outer)
-
-
 def _depends(access: Access, values: Collection[Value]) -> bool:
     """Whether a place goes by one of some values."""
     return any(depends_on(i.expr, values) for i in access.indices)
@@ -224,18 +200,13 @@ def _depends(access: Access, values: Collection[Value]) -> bool:
 
 def _known_bytes(found: Iterable[Access]) -> float:
     """How large all arrays are; infinite when the size of one is known only when the program runs."""
-    sizes = [product([*_type(a).shape, _type(a).dtype.itemsize]) for a in found]
+    sizes = [product([*type_of(a).shape, type_of(a).dtype.itemsize]) for a in found]
     return sum(n if isinstance(n, int) else math.inf for n in sizes)
 
 
 def _has_functions(loop: Operation) -> bool:
     """Whether a loop computes what is many instructions for an element."""
     return any(op.definition.dialect == "math" and op.name not in _SHORT for op in body(loop))
-
-
-def _type(access: Access) -> MemRefType:
-    assert isinstance(access.buffer.type, MemRefType)
-    return access.buffer.type
 
 
 def _hint(before: Operation | None, access: Access, write: bool, graph: Graph) -> None:

@@ -76,6 +76,8 @@ def test_the_next_row_in_the_busy_loop() -> None:
     assert hints(rows("64", "4096")) == ["memref.prefetch(%X[%i+1, %k])", "memref.prefetch(%Y[%i, %k+256], write=true)"]
     assert text.index("%k = 0") < text.index("memref.prefetch")
     assert hints(rows("64", "4096", step=2))[0] == "memref.prefetch(%X[%i+2, %k])"
+    open_rows = hints(rows("64", "C", step=2))[0]
+    assert open_rows == "memref.prefetch(%X[%i+2*min(1, max(-C+16384, 0)), %k])", "the same row, where rows turn out to be long"
 
 
 @pytest.mark.parametrize(
@@ -83,12 +85,11 @@ def test_the_next_row_in_the_busy_loop() -> None:
     [
         (rows("64", "4096", "math.absf"), LARGE),
         (rows("64", "4096"), "prefetch-rows{small=0, longest=16384}"),
-        (rows("64", "4096", step=4), LARGE),
-        (rows("64", "C"), LARGE),
+        (rows("64", "4096", step=8), LARGE),
     ],
 )
 def test_further_along_the_row(text: str, pipeline: str) -> None:
-    """Rows that are long, or whose length is open, and loops that compute little: the first one asks for what is ahead."""
+    """Rows that are long, and loops that compute little: the first one asks for what is ahead."""
     assert hints(text, pipeline) == ["memref.prefetch(%X[%i, %j+256])", "memref.prefetch(%Y[%i, %k+256], write=true)"]
 
 
