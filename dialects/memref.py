@@ -13,7 +13,7 @@ from ir.core import Operation, Parameter, Value
 from ir.dims import Dim, UnknownDim, product
 from ir.layout import AccessArg, OperandArg, layout_of
 from ir.opdef import AttributeSpec, Buffer, ExecutionError, RegionOpDef, Stored, Tensor, TypeProblem, op, register
-from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, UnknownType, buffer_of, i8, index, u8
+from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, UnknownType, boolean, buffer_of, i8, index, u8
 
 _LOCALITY = AttributeSpec("locality", int, 3, required=False, positional=False)
 _WRITE = AttributeSpec("write", bool, False, required=False, positional=False)
@@ -210,7 +210,8 @@ def _reshape(m: MemRefType, result_type: Type) -> MemRefType:
 def reshape(m: Buffer, *, output_type: MemRefType) -> Any:
     """The same memory under the declared shape, which has equally many elements.
 
-    A store through one of them is seen through the other.
+    A store through one of them is seen through the other.  Where the declared type has an alignment, the memory must have it when
+    the program runs (``memref.is_aligned`` tells).
 
     Example::
 
@@ -220,6 +221,8 @@ def reshape(m: Buffer, *, output_type: MemRefType) -> Any:
           return
         }
     """
+    if output_type.align and _address(m) % output_type.align:
+        raise ExecutionError(f"memref.reshape: the buffer is not aligned to {output_type.align} bytes")
     result = np.reshape(m, [int(d) for d in output_type.shape])  # type: ignore[arg-type]  # concrete here
     if result.size and not np.may_share_memory(result, m):
         raise ExecutionError("memref.reshape: the buffer is not contiguous")
@@ -301,6 +304,41 @@ def dim(m: Buffer, *, axis: int) -> Any:
         }
     """
     return np.int64(m.shape[axis])
+
+
+def _is_aligned(m: MemRefType, align: int) -> ScalarType:
+    if align < 1 or align & (align - 1):
+        raise TypeProblem(f"expected a power of two, found {align}", attribute="align")
+    return ScalarType(boolean)
+
+
+@op(infer=_is_aligned, dialect="memref", exact_bits=True)
+def is_aligned(m: Buffer, *, align: int) -> Any:
+    """Whether a buffer begins at a multiple of ``align`` bytes, a power of two.
+
+    Where memory lies is no part of what a program computes, so both answers must lead to the same numbers.  Kernels do not know, and
+    say no.
+
+    Example::
+
+        graph @example(%A: memref<f32[B, 16]>, %C: memref<f32[B, 16]>) {
+          %whole = memref.is_aligned(%C, align=64) : bool
+          scf.for(%i = 0 to B) {
+            %a = vector.load(%A[%i, 0:+16]) : vector<f32[1, 16]>
+            scf.if(%whole) {
+              %D = memref.reshape(%C) : memref<f32[B, 16], align=64>
+              vector.store(%a, %D[%i, 0:+16], nontemporal=true)
+              yield
+            } {
+              vector.store(%a, %C[%i, 0:+16])
+              yield
+            }
+            yield
+          }
+          return
+        }
+    """
+    return np.bool_(_address(m) % align == 0)
 
 
 # -- reading and writing -----------------------------------------------------------------------------------------------

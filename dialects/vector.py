@@ -22,6 +22,7 @@ from ir.types import UNKNOWN, DType, ScalarType, Type, UnknownType, VectorType, 
 
 _VALID = OperandSpec("valid", OperandKind("an index", ("index",), (ScalarType,)), optional=True)
 _PAD = AttributeSpec("pad", bool | int | float, 0, required=False, positional=False)
+_NONTEMPORAL = AttributeSpec("nontemporal", bool, False, required=False, positional=False)
 
 
 def _valid_count(op: Operation, operands: Sequence[Any]) -> int | None:
@@ -139,6 +140,8 @@ class Store(RegionOpDef):
     With ``valid=%n`` only the first n elements along the last dimension are written (none for n <= 0, all from the size
     of the run on); the others may be outside the buffer.
 
+    With ``nontemporal=true`` it says that the elements will not be read soon: they may go past the caches to memory.
+
     Raises an error for elements outside the buffer, and for a buffer that is read-only (``memref.from_tensor``).
 
     Example::
@@ -168,7 +171,7 @@ class Store(RegionOpDef):
     """
 
     def __init__(self) -> None:
-        super().__init__("store", "vector", (), [_VALID], result_count=0, pure=False, exact_bits=True, traps=True)
+        super().__init__("store", "vector", [_NONTEMPORAL], [_VALID], result_count=0, pure=False, exact_bits=True, traps=True)
 
     def verify(self, op: Operation) -> None:
         """A vector, an access and no region."""

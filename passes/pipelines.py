@@ -64,6 +64,7 @@ _LOOPS = (
     "unroll-jam{by=$rows, carried=$carried}",
     "parallelize",
     "prefetch-rows$row_hints",
+    "$past_caches",
     "expand-math",
     "unroll-vectors{lanes=$lanes}",
 )
@@ -134,8 +135,9 @@ class Target:
             "key_hints": ", ahead=32, early=true" if self.streams else "",
             "product_hints": ", far=96, stream=4, shared=2, results=524288" if self.streams else "",
             "row_hints": "{ahead=256}" if self.streams else "",
+            "past_caches": "nontemporal-stores" if self.streams else "",
         }
-        return [Template(p).substitute(shape) for p in _LOOPS]
+        return [p for p in (Template(p).substitute(shape) for p in _LOOPS) if p]
 
 
 TARGETS: dict[str, Target] = {

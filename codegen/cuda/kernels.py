@@ -145,7 +145,7 @@ class KernelWriter(Writer):
             if not self.around.may_read_again(op, self.launch):
                 message = f"codegen: a kernel needs %{value.name}, which was read in front of it from memory that is written since"
                 raise GraphError(Diagnostic(message, op.loc))
-        elif op.regions or not (op.definition.dialect in _COMPUTED_AGAIN or name == "memref.dim"):
+        elif op.regions or not (op.definition.dialect in _COMPUTED_AGAIN or name in ("memref.dim", "memref.is_aligned")):
             raise GraphError(Diagnostic(f"codegen: a kernel can't compute %{value.name} again, which {op.definition.text_name} made", op.loc))
         for operand in op.operands:
             if not isinstance(operand.type, MemRefType):

@@ -292,6 +292,11 @@ def _dim(w: Writer, op: Operation) -> None:
     w.result(op, index_expr(w, type_.shape[axis]))
 
 
+@emits("memref.is_aligned")
+def _is_aligned(w: Writer, op: Operation) -> None:
+    w.result(op, Expr("false"))
+
+
 @emits("memref.reshape")
 def _reshape(w: Writer, op: Operation) -> None:
     old = w.buffer(op.operands[0])

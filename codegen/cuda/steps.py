@@ -342,6 +342,11 @@ def _dim(h: HostWriter, op: Operation) -> Iterator[Step]:
     return iter(())
 
 
+def _is_aligned(h: HostWriter, op: Operation) -> Iterator[Step]:
+    h._conditions[op.results[0]] = False  # the host does not know where memory lies
+    return iter(())
+
+
 def _read(h: HostWriter, op: Operation) -> Iterator[Step]:
     return iter(())
 
@@ -421,9 +426,9 @@ def _assert(h: HostWriter, op: Operation) -> Iterator[Step]:
 
 _HANDLERS: dict[str, Callable[[HostWriter, Operation], Iterator[Step]]] = {
     "memref.from_tensor": _from_tensor, "memref.of_inout": _from_tensor, "memref.alloc": _alloc, "memref.reshape": _reshape,
-    "memref.view": _view, "memref.dim": _dim, "memref.to_tensor": _to_tensor, "memref.copy": _copy, "memref.load": _read,
-    "vector.load": _read, "memref.prefetch": _read, "graph.print": _print, "gpu.launch": _launch, "scf.for": _for, "scf.if": _if,
-    "cf.assert": _assert,
+    "memref.view": _view, "memref.dim": _dim, "memref.is_aligned": _is_aligned, "memref.to_tensor": _to_tensor,
+    "memref.copy": _copy, "memref.load": _read, "vector.load": _read, "memref.prefetch": _read, "graph.print": _print,
+    "gpu.launch": _launch, "scf.for": _for, "scf.if": _if, "cf.assert": _assert,
 }  # fmt: skip
 
 _AFFINE: dict[str, Callable[..., Dim]] = {

@@ -107,6 +107,7 @@ def emit_graph(
         "attributes #1 = { nounwind cold noinline }",
         "attributes #2 = { nounwind noinline }",
         '!0 = !{!"branch_weights", i32 1, i32 1000000}',
+        "!1 = !{i32 1}",
         "",
     ])  # fmt: skip
     outputs = [Argument("result", n, t, True) for n, t in zip(_names(graph), results, strict=True)]

@@ -269,7 +269,8 @@ def _vector_store(w: Writer, op: Operation) -> None:
         part = w.shuffle(text, element, lanes, range(number * count, (number + 1) * count))
         vector, align = vector_of(element, count), w.alignment(buffer, row)
         if valid is None:
-            w.line(f"store {vector} {part}, ptr {w.address(buffer, row)}, align {align}")
+            past = ", !nontemporal !1" if op.attribute("nontemporal") else ""  # plain, where the alignment isn't that of a register
+            w.line(f"store {vector} {part}, ptr {w.address(buffer, row)}, align {align}{past}")
             continue
         flags = vector_of("i1", count)
         function = w.unit.declare("void", f"llvm.masked.store.{suffix(element, count)}.p0", vector, "ptr", "i32 immarg", flags)
@@ -322,7 +323,21 @@ def _reshape(w: Writer, op: Operation) -> None:
     old = w.buffer(op.operand_uses[0].value)
     type_ = op.results[0].type
     assert isinstance(type_, MemRefType)
-    w.buffers[op.results[0]] = Buffer(old.pointer, type_, _check_shape(w, op, type_), old.align, old.readonly)
+    if type_.align > old.align:
+        w.check(_is_multiple(w, old, type_.align), f"the buffer is not aligned to {type_.align} bytes")
+    w.buffers[op.results[0]] = Buffer(old.pointer, type_, _check_shape(w, op, type_), max(old.align, type_.align), old.readonly)
+
+
+def _is_multiple(w: Writer, buffer: Buffer, align: int) -> str:
+    address = w.set(f"ptrtoint ptr {buffer.pointer} to i64")
+    return w.set(f"icmp eq i64 {w.set(f'and i64 {address}, {align - 1}')}, 0")
+
+
+@emits("memref.is_aligned")
+def _is_aligned(w: Writer, op: Operation) -> None:
+    align = op.attributes["align"]
+    assert isinstance(align, int)
+    w.names[op.results[0]] = _is_multiple(w, w.buffer(op.operand_uses[0].value), align)
 
 
 @emits("memref.view")

@@ -13,7 +13,7 @@ from ir.interpreter import MEMORY_LIMIT
 from ir.layout import AccessArg, layout_of
 from ir.types import MemRefType, TensorType, byte_count, substitute_type
 
-_READERS = ("memref.load", "vector.load", "memref.to_tensor", "memref.dim", "memref.reshape", "memref.view", "memref.prefetch")
+_READERS = ("memref.load", "vector.load", "memref.to_tensor", "memref.dim", "memref.reshape", "memref.view", "memref.prefetch", "memref.is_aligned")
 
 
 @dataclass(frozen=True, slots=True)

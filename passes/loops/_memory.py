@@ -24,7 +24,7 @@ Windows = dict[Value, tuple[Dim, Dim]]
 Kind = Literal["alloc", "tensor", "inout", "parameter", "unknown"]
 
 _SINGLE = {"memref.load": False, "memref.store": True, "vector.load": False, "vector.store": True}
-_NO_ACCESS = ("memref.alloc", "memref.from_tensor", "memref.reshape", "memref.view", "memref.dim", "memref.prefetch")
+_NO_ACCESS = ("memref.alloc", "memref.from_tensor", "memref.reshape", "memref.view", "memref.dim", "memref.prefetch", "memref.is_aligned")
 _NAMES = ("memref.from_tensor", "memref.of_inout", "memref.reshape", "memref.view")
 _CONTROL = ("scf", "linalg")
 

@@ -19,10 +19,11 @@ from passes.loops._indices import Index, compute, find_dimensions, number
 from passes.loops._loops import clone_before, move_into, parent
 
 
-def two_versions(nest: Operation, conditions: Sequence[tuple[Dim, int]]) -> bool:
+def two_versions(nest: Operation, conditions: Sequence[tuple[Dim, int]], also: Sequence[Value] = ()) -> bool:
     """Puts the nest into the first region of a ``scf.if`` for sizes that are large enough, and a copy into the second one.
 
-    The nest stays where a size is no value that can be had in front of it, which is returned.
+    ``also`` are bools in front of it that must be true, too.  The nest stays where a size is no value that can be had in front of it,
+    which is returned.
     """
     block = nest.block
     parts = [Index(size) for size, _ in conditions]
@@ -35,6 +36,8 @@ def two_versions(nest: Operation, conditions: Sequence[tuple[Dim, int]]) -> bool
         return builder.create(definition, list(operands), dict(attributes)).result
 
     large: Value | None = None
+    for value in also:
+        large = value if large is None else builder.create(andi, [large, value]).result
     for part, (_, least) in zip(parts, conditions, strict=True):
         size = compute(part, dimensions, make)
         enough = builder.create(cmpi, [size, number(least, make)], {"predicate": "ge"}).result

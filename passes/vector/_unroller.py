@@ -316,9 +316,10 @@ class Unroller(Pieces):
         block = tuple(i.size or 1 for i in access.indices) or (1,)
         pieces = self.of(value) if shape_of(value)[-1] == block[-1] else self.regroup(self.elements(value), block, value.name)
         operands, valid = _split_valid(op)
+        past: dict[str, Any] = {"nontemporal": True} if op.attribute("nontemporal") else {}
         for piece, (offset, width, indices) in zip(pieces, self._places(access, block), strict=True):
             operands[stored.position] = piece
-            layout = {LAYOUT: (stored, AccessArg(access.position, indices))}
+            layout = {LAYOUT: (stored, AccessArg(access.position, indices)), **(past if width > 1 else {})}
             left = None if valid is None else self._remaining(valid, offset, width)
             definition = REGISTRY["vector.store"] if width > 1 else REGISTRY["memref.store"]
             if left is None:
