@@ -105,13 +105,14 @@ class KeysAhead:
         first = at - over * LANES * ceildiv(self.keys, LANES)
         shared = width % LANES == 0 and LANES * LANES % width == 0
         count = LANES * LANES // width if shared else LANES
+        share = floordiv(LANES * d, width) if shared else 0
+        place = least("ahead", first + share, self.keys - count)  # there are more keys, as there is a square of them
+        places = (0, width) if shared else (d, 1)
 
-        def row(i: int) -> None:
-            place = least("ahead", first + i + (floordiv(LANES * d, width) if shared else 0), self.keys - 1)
-            prefetch(p.k.buffer, *p.k.at(self.batch, self.head + over, place, (0, width) if shared else (d, 1)), locality=2)
+        def row(i: Dim) -> None:
+            prefetch(p.k.buffer, *p.k.at(self.batch, self.head + over, place + i, places), locality=2)
 
-        for i in range(count):
-            row(i)
+        loop("ahead", 0, count, 1, row)
 
     def adding(self, key: Dim, column: Dim, columns: int) -> None:
         """Nothing."""
@@ -120,6 +121,8 @@ class KeysAhead:
 Hints = Ahead | KeysAhead
 
 
+Row = Callable[[int], Value]
+"""Loads a row of a square of keys."""
 AT_ONCE = 4 * SIDE
 """Numbers of keys that are multiplied without a loop."""
 MOST_ROWS = 8
@@ -230,40 +233,49 @@ class Decode(Nests):
         """
         p, width = self.problem, self.problem.width
 
-        def groups(j: Dim, d: Dim, n: int) -> list[Value]:
-            """Every fourth row from the n-th on of the square that begins there, its groups exchanged."""
-            places = [block + j + i for i in range(n, SIDE, GROUP)]
-            return exchanged([load(p.k.buffer, *p.k.at(b, h, place, (d, SIDE)), name="keys") for place in places])
+        def square(j: Dim, d: Dim) -> Row:
+            """A square whose rows are known to be there."""
+            return lambda i: load(p.k.buffer, *p.k.at(b, h, block + j + i, (d, SIDE)), name="keys")
 
-        def multiplied(here: Sequence[Value], total: Value, j: Dim, d: Dim, behind: tuple[Dim, Dim]) -> tuple[list[Value], Value]:
-            """The sums with the products of a square, and the next square's groups."""
+        def next_square(j: Dim) -> Row:
+            """The first one of the next keys: nobody can prove that its rows are there, so they are loaded, and looked at, together."""
+            rows = load(p.k.buffer, *p.k.at(b, h, (block + least("next", j + LANES, whole - LANES), SIDE), (0, SIDE)), name="keys")
+            return lambda i: extract(rows, position=(i,), name="key")
+
+        def groups(row: Row, n: int) -> list[Value]:
+            """Every fourth row from the n-th on, groups of elements exchanged."""
+            return exchanged([row(i) for i in range(n, SIDE, GROUP)])
+
+        def multiplied(here: Sequence[Value], total: Value, j: Dim, d: Dim, behind: Callable[[], Row]) -> tuple[list[Value], Value]:
+            """The sums with the products of a square, and the groups of the one behind it."""
             if ahead is not None:
                 ahead.scoring(j, d)
-            found: list[list[Value]] = []
+            row, found = behind(), []
             for n in range(GROUP):
-                found.append(groups(*behind, n))
+                found += groups(row, n)
                 for i, key in enumerate(turned(here[n::GROUP])):
                     number = load(self.q, (0, self.rows), d + GROUP * n + i, keep=True, name="q")
                     total = fma(number, key, total, name="sum")
-            return [group for four in found for group in four], total
+            return found, total
 
-        def several(start: Dim, size: int, behind: tuple[Dim, Dim], j: Dim, total: Value, *first: Value) -> list[Value]:
+        def several(start: Dim, size: int, behind: Callable[[], Row], j: Dim, total: Value, *first: Value) -> list[Value]:
             """The squares of some numbers, one after the other without a loop, where registers would be moved around."""
             here = list(first)
-            for at in range(0, size, SIDE):
-                here, total = multiplied(here, total, j, start + at, behind if at + SIDE == size else (j, start + at + SIDE))
+            for d in range(0, size, SIDE):
+                following = behind if d + SIDE == size else lambda d=d: square(j, start + d + SIDE)  # type: ignore[misc]
+                here, total = multiplied(here, total, j, start + d, following)
             return [total, *here]
 
         def keys(j: Dim, *here: Value) -> list[Value]:
             early = (width - 1) // AT_ONCE * AT_ONCE
             found = [filled(self.zero, self.rows, LANES), *here]
             if early:
-                found = loop("d", 0, early, AT_ONCE, lambda d, *got: several(d, AT_ONCE, (j, d + AT_ONCE), j, *got), found)
-            total, *rest = several(early, width - early, (least("next", j + LANES, whole - LANES), 0), j, *found)
+                found = loop("d", 0, early, AT_ONCE, lambda d, *got: several(d, AT_ONCE, lambda: square(j, d + AT_ONCE), j, *got), found)
+            total, *rest = several(early, width - early, lambda: next_square(j), j, *found)
             store(total, self.all_scores, (0, self.rows), (j, LANES))
             return rest
 
-        loop("j", 0, whole, LANES, keys, [group for n in range(GROUP) for group in groups(0, 0, n)])
+        loop("j", 0, whole, LANES, keys, [group for n in range(GROUP) for group in groups(square(0, 0), n)])
 
     def _last_keys(self, b: Dim, h: Dim, block: Dim, whole: Dim, count: Dim) -> None:
         """The scores of the keys behind whole squares."""
