@@ -66,7 +66,7 @@ def read_program(name: str) -> bytes:
         with open(name, "rb") as file:
             data = file.read(MAX_PROGRAM + 1)
     except FileNotFoundError:
-        raise GraphError(Diagnostic("there is no such file", start, _near_file(name))) from None
+        raise GraphError(Diagnostic("there is no such file", start, near_file(name))) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise GraphError(Diagnostic(f"can't be read: {reason}", start)) from None
@@ -75,7 +75,8 @@ def read_program(name: str) -> bytes:
     return data
 
 
-def _near_file(name: str) -> str | None:
+def near_file(name: str) -> str | None:
+    """A hint that names a file beside the one that is not there."""
     folder = Path(name).parent
     try:
         return did_you_mean(Path(name).name, sorted(os.listdir(folder))[:1000])

@@ -82,7 +82,7 @@ def optimize(args: argparse.Namespace) -> int:
         passes = load_pipeline("O0" if is_lowered(module, args.emit) else preset_of(args.emit, capability))
     _apply_shapes(module, args)
     if args.emit not in (None, "graph") and args.pipeline is None:
-        _check_types(module, args.emit)
+        _check_types(module, f"--emit {args.emit} needs")
     _check_watched(args, passes)
     progress = Progress()
     width = max(map(len, map(format_pass, passes)), default=0)
@@ -159,10 +159,10 @@ def _check_emit(args: argparse.Namespace) -> None:
         raise UsageError(f"--emit {args.emit} writes bytes: give a file with -o, or a pipe")
 
 
-def _check_types(module: Module, emit: str) -> None:
-    """Below tensors every parameter has a type; those without one are reported all at once."""
+def _check_types(module: Module, who: str) -> None:
+    """Below tensors every parameter has a type; those without one are reported all at once.  ``who`` says what needs them."""
     missing = [
-        Diagnostic(f"%{p.name} has no known type, which --emit {emit} needs", p.loc, f"--shape {p.name}=f32[4,64] gives it one")
+        Diagnostic(f"%{p.name} has no known type, which {who}", p.loc, f"--shape {p.name}=f32[4,64] gives it one")
         for graph in module.graphs.values()
         for p in graph.parameters
         if not is_known(p.type)
@@ -402,7 +402,7 @@ def explain_fusion(args: argparse.Namespace) -> int:
     if args.graph is not None:
         keep_reachable(module, find_graph(module, args.graph))
     _apply_shapes(module, args)
-    _check_types(module, "linalg")
+    _check_types(module, "loop nests need")
     operations = fusion_report.operations_by_place(module)
     manager = PassManager(passes, Instrumentation(explain=True), sources)
     manager.run(module)

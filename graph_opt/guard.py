@@ -135,7 +135,7 @@ def check_device_flag(device: str) -> None:
     from graph_opt.api import DEVICES
 
     if device not in DEVICES and not is_cuda(device):
-        hint = did_you_mean(device, DEVICES) or f"devices: {', '.join(DEVICES)}"
+        hint = did_you_mean("cuda" if device == "gpu" else device, DEVICES) or f"devices: {', '.join(DEVICES)}"
         raise UsageError(f"there is no device '{device}' ({hint})")
 
 

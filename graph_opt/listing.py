@@ -62,11 +62,16 @@ def list_names(what: str) -> int:
 def explain(name: str) -> int:
     """Prints a reference page; 1 when there is none of that name."""
     from passes.infra.registry import pass_files
-    from passes.pipelines import OTHER_GPUS, OTHER_TARGETS, PRESETS
+    from passes.pipelines import OTHER_GPUS, OTHER_TARGETS, PRESETS, TARGETS
 
     presets = {**PRESETS, **OTHER_TARGETS, **OTHER_GPUS}
     if name in presets:
-        print(f"{name} is the pipeline\n\n  {presets[name]}")
+        lines = ",\n  ".join(re.split(r",(?![^{]*})", presets[name]))  # commas between passes, not those of their options
+        print(f"{name} is the pipeline\n\n  {lines}")
+        if name in TARGETS:
+            from graph_opt.levels import preset_of
+
+            print(f"\nThis processor gets {preset_of('loops')}.")
         return 0
     if name in pass_files():
         print(pass_page(name), end="")

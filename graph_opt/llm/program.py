@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codegen.cuda.drivers import is_cuda
-from graph_opt.api import Device, check_device, compile, compile_text, load, parse
+from graph_opt.api import Device, check_device, compile, compile_text, load, near_file, parse
 from graph_opt.binding import at_location, bind_files
 from graph_opt.kept import READING, WEIGHTS
 from graph_opt.llm.cache import KeyValueCache
@@ -166,7 +166,7 @@ def _is_gguf(path: Path) -> bool:
             return file.read_at(0, min(4, file.size)) == b"GGUF"
     except GraphError as error:
         if not os.path.lexists(path):
-            raise GraphError(Diagnostic("there is no such file", place)) from None
+            raise GraphError(Diagnostic("there is no such file", place, near_file(str(path)) or "docs/llm.md says where models are")) from None
         raise at_location(error, place) from None
 
 

@@ -74,8 +74,9 @@ def hottest_loop(text: str, multiply_add: str) -> list[str]:
             if back.match(lines[last]) or re.match(r"[\w.]+:", lines[last]):
                 break
     many = max(count(loop, multiply_add) for loop in loops.values()) / 2
-    candidates = [loop for loop in loops.values() if count(loop, multiply_add) >= many]
-    return max(candidates, key=lambda loop: round(count(loop, multiply_add) / len(loop), 1))  # the first of those that are alike
+    shares = [(count(loop, multiply_add) / len(loop), loop) for loop in loops.values() if count(loop, multiply_add) >= many]
+    most = max(share for share, _ in shares)
+    return next(loop for share, loop in shares if share > 0.8 * most)  # that of the first nest: those of the next ones are much alike
 
 
 def count(lines: list[str], pattern: str) -> int:

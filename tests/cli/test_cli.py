@@ -14,9 +14,11 @@ import pytest
 import dialects  # noqa: F401  defines the operations
 from graph_opt import listing
 from graph_opt.cli import main
+from graph_opt.levels import preset_of
 from ir.opdef import REGISTRY
 from ir.types import DTYPES
 from passes.infra.registry import find_pass, pass_files, pass_summaries
+from passes.pipelines import PRESETS, load_pipeline
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 BARE = """\
@@ -180,6 +182,15 @@ def test_lists_agree_with_what_is_loaded(capsys: pytest.CaptureFixture[str]) -> 
     assert pass_summaries().keys() == pass_files().keys()
     for name, summary in pass_summaries().items():
         assert summary and summary == (find_pass(name).__doc__ or "").split("\n")[0]
+
+
+def test_a_preset_is_explained_pass_by_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each pass, which are a pipeline as they stand; and which preset this processor gets."""
+    assert main(["explain", "cpu"]) == 0
+    pipeline, last = capsys.readouterr().out.split("\n\n", 1)[1].rsplit("\n\n", 1)
+    assert pipeline.count("\n") + 1 == len(load_pipeline(PRESETS["cpu"])) - len(load_pipeline("O1")) + 1
+    assert [str(p) for p in load_pipeline(pipeline)] == [str(p) for p in load_pipeline(PRESETS["cpu"])]
+    assert last == f"This processor gets {preset_of('loops')}.\n"
 
 
 def test_every_page_can_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
