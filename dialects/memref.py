@@ -15,6 +15,8 @@ from ir.layout import AccessArg, OperandArg, layout_of
 from ir.opdef import AttributeSpec, Buffer, ExecutionError, RegionOpDef, Stored, Tensor, TypeProblem, op, register
 from ir.types import UNKNOWN, MemRefType, ScalarType, TensorType, Type, UnknownType, boolean, buffer_of, i8, index, u8
 
+MOST_ALIGNED = 4096
+"""Bytes of the largest alignment: a page."""
 _LOCALITY = AttributeSpec("locality", int, 3, required=False, positional=False)
 _WRITE = AttributeSpec("write", bool, False, required=False, positional=False)
 
@@ -155,13 +157,24 @@ class Alloc(RegionOpDef):
             raise ExecutionError(f"a dimension of {type_} is negative")
         count = math.prod(type_.shape)
         if interpreter.double and type_.dtype.is_float:
-            return (np.full(type_.shape, np.nan),)
+            return (_placed(np.full(type_.shape, np.nan), type_.align),)
         if interpreter.double and type_.dtype.itemsize == 1 and _holds_floats(op.results[0]):
             # eight bytes for each, so that views of narrow floats have room for float64 (see ``view``)
-            return (_garbage(8 * count)[::8].reshape(type_.shape),)
+            return (_placed(_garbage(8 * count), type_.align)[::8].reshape(type_.shape),)
         if type_.dtype.kind == "bool":
-            return (np.ones(type_.shape, np.bool_),)
-        return (_garbage(count * type_.dtype.itemsize).view(type_.dtype.numpy).reshape(type_.shape),)
+            return (_placed(np.ones(type_.shape, np.bool_), type_.align),)
+        return (_placed(_garbage(count * type_.dtype.itemsize), type_.align).view(type_.dtype.numpy).reshape(type_.shape),)
+
+
+def _placed(array: Any, align: int) -> Any:
+    """The same elements, from a multiple of so many bytes on."""
+    if not align or _address(array) % align == 0:
+        return array
+    memory = np.empty(array.nbytes + align, np.uint8)
+    start = -_address(memory) % align
+    result = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    result[...] = array
+    return result
 
 
 def _holds_floats(buffer: Value) -> bool:
@@ -186,6 +199,8 @@ def _declared_buffer(type_: Type) -> MemRefType:
         raise TypeProblem(f"the result is a memref, so it can't be declared {type_}")
     if any(isinstance(d, UnknownDim) for d in type_.shape):
         raise TypeProblem(f"a dimension of {type_} is '?'", hint="write a number or a symbolic dimension")
+    if type_.align > MOST_ALIGNED:
+        raise TypeProblem(f"an alignment of {type_.align} bytes is more than {MOST_ALIGNED}")
     return type_
 
 
@@ -221,7 +236,7 @@ def reshape(m: Buffer, *, output_type: MemRefType) -> Any:
           return
         }
     """
-    if output_type.align and _address(m) % output_type.align:
+    if output_type.align and m.size and _address(m) % output_type.align:
         raise ExecutionError(f"memref.reshape: the buffer is not aligned to {output_type.align} bytes")
     result = np.reshape(m, [int(d) for d in output_type.shape])  # type: ignore[arg-type]  # concrete here
     if result.size and not np.may_share_memory(result, m):
@@ -307,8 +322,8 @@ def dim(m: Buffer, *, axis: int) -> Any:
 
 
 def _is_aligned(m: MemRefType, align: int) -> ScalarType:
-    if align < 1 or align & (align - 1):
-        raise TypeProblem(f"expected a power of two, found {align}", attribute="align")
+    if not 1 <= align <= MOST_ALIGNED or align & (align - 1):
+        raise TypeProblem(f"expected a power of two up to {MOST_ALIGNED}, found {align}", attribute="align")
     return ScalarType(boolean)
 
 

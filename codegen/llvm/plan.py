@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ir.core import Graph, Operation, Parameter, Value
 from ir.layout import AccessArg, layout_of
 from ir.structure import Copies
+from ir.types import MemRefType
 
 _WRITES = ("memref.store", "vector.store")
 
@@ -81,6 +82,7 @@ def result_memory(graph: Graph, copies: Copies) -> dict[Value, int]:
         made = root.defining_op
         if made is None or made.definition.full_name != "memref.alloc" or made.block is not graph.block or root in found:
             continue
-        if not writes_later(graph, op, source, copies):
+        aligned = isinstance(root.type, MemRefType) and root.type.align > root.type.dtype.itemsize  # results begin anywhere
+        if not aligned and not writes_later(graph, op, source, copies):
             found[root] = position
     return found

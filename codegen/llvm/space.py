@@ -214,6 +214,9 @@ class Space:
     def _size_of_function(self, kind: str, args: Sequence[Poly]) -> int:
         """A bound of the absolute value of a function."""
         sizes = [self.magnitude(a) for a in args]
+        divisor = as_number(args[1]) if kind in ("floordiv", "ceildiv") else None
+        if divisor is not None and divisor > 0:
+            return sizes[0] // divisor + 1
         return min(sizes) if kind == "min" and all(map(self.prove, args)) else max(sizes)
 
     def _extremum(self, kind: str, args: tuple[Poly, ...]) -> Poly:
@@ -246,7 +249,7 @@ class Space:
             return quotient
         key = ("proof", "floordiv", frozenset(rest.items()), divisor)
         if key not in self._functions:
-            atom = self._atom(self.magnitude(rest))
+            atom = self._atom(self.magnitude(rest) // divisor + 1)
             atom.uppers.append((divisor, rest))
             atom.lowers.append((divisor, add(rest, constant(1 - divisor))))
             atom.nonnegative = self.prove(rest)
@@ -263,23 +266,28 @@ class Space:
         """A bound of a product.  One of named dimensions, or of sums of them divided and rounded up, is looked at before a run."""
         if len(monomial) > 1:
             total: Poly = {(): 1}
+            divisors = 1
             for number in monomial:
-                total = multiply(total, self._in_names(number))
+                divided, divisor = self._in_names(number)
+                total, divisors = multiply(total, divided), divisors * divisor
             if total:
                 self.guarded.update(dict.fromkeys(tuple(sorted(names)) for names in total if len(names) > 1))
-                return sum(factor * (SYMBOL_LIMIT if names else 1) for names, factor in total.items())
+                return -(-sum(factor * (SYMBOL_LIMIT if names else 1) for names, factor in total.items()) // divisors)
         return math.prod(self.atoms[n].magnitude for n in monomial)
 
-    def _in_names(self, number: int) -> Poly:
-        """A polynomial of named dimensions that is not less than an atom that is 0 or more: x + 1 for (x + 1) ceildiv 16; else nothing."""
+    def _in_names(self, number: int) -> tuple[Poly, int]:
+        """A polynomial of named dimensions, and what it is divided by, that are not less than an atom that is 0 or more; else nothing.
+
+        That is x + 16 and 16 for (x + 1) ceildiv 16.
+        """
         atom = self.atoms[number]
         if atom.name:
-            return {(number,): 1}
+            return {(number,): 1}, 1
         if atom.function is not None and atom.function[0] == "ceildiv":
             divided, divisor = atom.function[1][0], as_number(atom.function[1][1])
             if divisor is not None and divisor > 0 and all(c > 0 and all(self.atoms[n].name for n in m) for m, c in divided.items()):
-                return divided
-        return {}
+                return add(divided, constant(divisor - 1)), divisor
+        return {}, 1
 
     def is_exact(self, poly: Poly) -> bool:
         """Whether code computes the polynomial without wrapping around."""

@@ -12,7 +12,7 @@ from ir.types import MemRefType, u8
 from passes.memory._sizes import ALIGNMENT
 
 _READERS = ("memref.load", "vector.load", "linalg.reduce", "memref.to_tensor")
-_NO_ACCESS = ("memref.dim", "memref.prefetch")
+_NO_ACCESS = ("memref.dim", "memref.prefetch", "memref.is_aligned")
 _LIKE_ACCESSES = ("memref.copy", "memref.to_tensor")
 """Operations that take whole buffers and keep none of them."""
 

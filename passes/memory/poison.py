@@ -96,7 +96,7 @@ def touching_operations(buffer: Value, graph: Graph) -> list[Operation]:
             if user.name in ("memref.reshape", "memref.view") and user.result not in names:
                 names.add(user.result)
                 pending.append(user.result)
-            elif user.name not in ("memref.reshape", "memref.view", "memref.dim", "memref.prefetch"):
+            elif user.name not in ("memref.reshape", "memref.view", "memref.dim", "memref.prefetch", "memref.is_aligned"):
                 found[_top_level(user, graph)] = None
     return [op for op in graph.block if op in found]
 

@@ -349,6 +349,25 @@ graph @main(%x: f32[4, 64], %a: f32[16, 64], %n: i64[16], %w: f32[64, 64]) -> (f
     assert np.allclose(y, wanted[0], atol=1e-4) and np.allclose(h, wanted[1], atol=1e-5)
 
 
+@pytest.mark.parametrize(("heads", "steps", "width", "value_width", "past"), [(6, "4", 64, 59, "194"), (3, "1", 48, 98, "89"), (9, "S", 128, 128, "P")])
+def test_a_past_and_new_keys_of_which_one_number_is_open(heads: int, steps: str, width: int, value_width: int, past: str) -> None:
+    """How much memory that may take is a sum of products, some divided: it is no larger than any."""
+    new = "66" if past == "P" else "T"
+    text = f"""graph @main(
+  %q: f32[B, {heads}, {steps}, {width}], %k: f32[B, 1, {new}, {width}], %v: f32[B, 1, {new}, {value_width}],
+  %pk: f32[B, 1, {past}, {width}], %pv: f32[B, 1, {past}, {value_width}]
+) -> f32[B, {heads}, {steps}, {value_width}] {{
+  %o = attention(%q, %k, %v, past_k=%pk, past_v=%pv)
+  return %o
+}}
+"""
+    sizes = {"S": 3, "T": 5, "P": 7}
+    s, t, p = (sizes.get(n) or int(n) for n in (steps, new, past))
+    shapes = ((heads, s, width), (1, t, width), (1, t, value_width), (1, p, width), (1, p, value_width))
+    arrays = [np.random.default_rng(n).standard_normal((2, *shape), dtype=np.float32) for n, shape in enumerate(shapes)]
+    assert np.allclose(native(text)(*arrays), reference(text, arrays), atol=1e-5)
+
+
 def test_wrong_options() -> None:
     numbers = {"rows": [0], "queries": [0], "columns": [8, 48, 256], "values": [0, 24], "ahead": [8, -16]}
     for options in ({name: n} for name, wrong in numbers.items() for n in wrong):

@@ -146,3 +146,56 @@ def test_alignment_is_checked() -> None:
                     run(array)
             else:
                 run(array)
+
+
+@pytest.mark.parametrize("align", [16, 64])
+def test_memory_has_the_alignment_of_its_type(align: int) -> None:
+    """What is allocated begins where its type says, whether it becomes a result or not."""
+    text = f"""graph @main(%x: f32[N]) -> (f32[N], f32[N]) {{
+  %A = memref.from_tensor(%x) : memref<f32[N]>
+  %C = memref.alloc() : memref<f32[N], align={align}>
+  %D = memref.reshape(%C) : memref<f32[N], align={align}>
+  memref.copy(%A, %D)
+  %E = memref.alloc() : memref<f32[N], align={align}>
+  %F = memref.reshape(%E) : memref<f32[N], align={align}>
+  memref.copy(%C, %F)
+  %G = memref.alloc() : memref<f32[N]>
+  memref.copy(%F, %G)
+  %o = memref.to_tensor(%C) : f32[N]
+  %p = memref.to_tensor(%G) : f32[N]
+  return %o, %p
+}}
+"""
+    module = load(text)
+    native = graph_opt.compile(graph_opt.parse(text))
+    kept = []
+    for n in range(40):
+        x = np.arange(n, dtype=np.float32)
+        for run in (lambda a: Interpreter(module).run(module.main, [a]), lambda a: Interpreter(module, double=True).run(module.main, [a]), native):
+            kept.append(run(x))
+            assert all(np.array_equal(found, x) for found in kept[-1])
+
+
+def test_alignments_that_are_too_large() -> None:
+    def graph(*lines: str) -> str:
+        return "\n  ".join(("graph @main(%A: memref<f32[4]>) {", *lines, "return")) + "\n}\n"
+
+    with pytest.raises(GraphError, match="an alignment of 8192 bytes is more than 4096"):
+        load(graph("%B = memref.reshape(%A) : memref<f32[4], align=8192>"))
+    with pytest.raises(GraphError, match="expected a power of two up to 4096, found 8192"):
+        load(graph("%b = memref.is_aligned(%A, align=8192) : bool"))
+    text = graph("%B = memref.alloc() : memref<f32[4], align=128>", "memref.copy(%A, %B)")
+    with pytest.raises(GraphError, match="memory begins at multiples of 64 bytes here, not of 128"):
+        graph_opt.compile(graph_opt.parse(text), pipeline="O0")
+
+
+def test_an_empty_buffer_may_be_anywhere() -> None:
+    text = """graph @main(%A: memref<f32[N]>, %C: memref<f32[N]>) {
+  %B = memref.reshape(%A) : memref<f32[N], align=64>
+  memref.copy(%C, %B)
+  return
+}
+"""
+    module = load(text)
+    for run in (lambda *a: Interpreter(module).run(module.main, list(a)), graph_opt.compile(graph_opt.parse(text))):
+        run(unaligned((0,), np.dtype(np.float32), 4), np.zeros(0, np.float32))
