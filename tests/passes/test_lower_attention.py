@@ -349,7 +349,9 @@ graph @main(%x: f32[4, 64], %a: f32[16, 64], %n: i64[16], %w: f32[64, 64]) -> (f
     assert np.allclose(y, wanted[0], atol=1e-4) and np.allclose(h, wanted[1], atol=1e-5)
 
 
-@pytest.mark.parametrize(("heads", "steps", "width", "value_width", "past"), [(6, "4", 64, 59, "194"), (3, "1", 48, 98, "89"), (9, "S", 128, 128, "P")])
+@pytest.mark.parametrize(
+    ("heads", "steps", "width", "value_width", "past"), [(6, "4", 64, 59, "194"), (3, "1", 48, 98, "89"), (9, "S", 128, 128, "P")]
+)
 def test_a_past_and_new_keys_of_which_one_number_is_open(heads: int, steps: str, width: int, value_width: int, past: str) -> None:
     """How much memory that may take is a sum of products, some divided: it is no larger than any."""
     new = "66" if past == "P" else "T"
