@@ -329,7 +329,7 @@ def _is_aligned(m: MemRefType, align: int) -> ScalarType:
 
 @op(infer=_is_aligned, dialect="memref", exact_bits=True)
 def is_aligned(m: Buffer, *, align: int) -> Any:
-    """Whether a buffer begins at a multiple of ``align`` bytes, a power of two.
+    """Whether a buffer begins at a multiple of ``align`` bytes, a power of two up to 4096.
 
     Where memory lies is no part of what a program computes, so both answers must lead to the same numbers.  Kernels do not know, and
     say no.

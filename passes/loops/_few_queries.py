@@ -106,7 +106,7 @@ class KeysAhead:
         shared = width % LANES == 0 and LANES * LANES % width == 0
         count = LANES * LANES // width if shared else LANES
         share = floordiv(LANES * d, width) if shared else 0
-        place = least("ahead", first + share, self.keys - count)  # there are more keys, as there is a square of them
+        place = most("place", least("ahead", first + share, self.keys - count), 0)
         places = (0, width) if shared else (d, 1)
 
         def row(i: Dim) -> None:
