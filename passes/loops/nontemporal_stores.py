@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from dialects.memref import is_aligned, reshape
 from ir.builder import Builder
-from ir.core import Graph, Module, Operation, Value
-from ir.dims import Dim, mod, product
+from ir.core import Module, Operation, Value
+from ir.dims import Dim, mod
 from ir.rewriter import walk_graphs
-from ir.types import MemRefType
+from ir.types import MemRefType, byte_count
 from passes.infra.base import Pass, PassContext
 from passes.loops._loops import accesses, body, is_loop, parent, single_range, tag_of, value_symbol, variable
 from passes.loops._memory import Memory, accesses_of, alias, memory_of
@@ -69,17 +69,17 @@ class NontemporalStores(Pass):
         made = 0
         for graph in walk_graphs(module):
             for nest in row_nests(graph):
-                made += self._in_nest(nest, graph)
+                made += self._in_nest(nest)
         context.count("loops that store past the caches", made)
         return made > 0
 
-    def _in_nest(self, nest: Operation, graph: Graph) -> int:
+    def _in_nest(self, nest: Operation) -> int:
         """Makes two versions of loops along a row, or of a loop over all elements."""
         row = nest if tag_of(nest) == "row" else None
         loops = [nest] if row is None else [op for op in body(nest) if is_loop(op) and tag_of(op) in ALONG]
         read = [a.memory for op in nest.walk() for a in accesses_of(op) if not a.writes]
         found = [(loop, self._stores(loop, row, read)) for loop in loops if not loop.results and not _is_chosen(loop)]
-        return sum(_two_versions(loop, nest, stores, self._conditions(stores), graph) for loop, stores in found if stores)
+        return sum(_two_versions(loop, nest, stores, self._conditions(stores)) for loop, stores in found if stores)
 
     def _stores(self, loop: Operation, row: Operation | None, read: Sequence[Memory]) -> list[Operation]:
         """The stores of a loop to large buffers that the nest does not read."""
@@ -94,7 +94,7 @@ class NontemporalStores(Pass):
         ]
 
     def _may_be_large(self, type_: MemRefType) -> bool:
-        size = product([*type_.shape, type_.dtype.itemsize])
+        size = byte_count(type_.dtype, type_.shape)
         return not isinstance(size, int) or size >= self.least
 
     def _conditions(self, stores: Sequence[Operation]) -> list[tuple[Dim, int]]:
@@ -102,7 +102,7 @@ class NontemporalStores(Pass):
         found: dict[tuple[Dim, int], None] = {}
         for op in stores:
             type_ = type_of(accesses(op)[0])
-            size = product([*type_.shape, type_.dtype.itemsize])
+            size = byte_count(type_.dtype, type_.shape)
             if not isinstance(size, int):
                 found[size, self.least] = None
             if len(type_.shape) > 1 and not isinstance(type_.shape[-1], int):
@@ -135,7 +135,7 @@ def _whole_lines(op: Operation, loop: Operation, row: Operation | None) -> bool:
     return all(isinstance(n, int) and n * type_.dtype.itemsize % LINE == 0 for n in numbers)
 
 
-def _two_versions(loop: Operation, nest: Operation, stores: Sequence[Operation], conditions: Sequence[tuple[Dim, int]], graph: Graph) -> bool:
+def _two_versions(loop: Operation, nest: Operation, stores: Sequence[Operation], conditions: Sequence[tuple[Dim, int]]) -> bool:
     """Puts a loop whose stores go past the caches beside one that is as it was."""
     buffers = list(dict.fromkeys(accesses(op)[0].buffer for op in stores))
     if nest.block is None or any(_is_made_in(buffer, nest) for buffer in buffers):

@@ -67,7 +67,7 @@ class PrefetchRows(Pass):
     a row asks for what lies ``ahead`` bytes further, in what is read and in what is written, since lines that will be overwritten
     have to be fetched, too.  Where that loop has little to compute and a later one has functions of ``math``, as the exponentials
     of a softmax, memory would idle in that: then it asks for the next row, unless that is ``longest`` bytes or more and would
-    be far away again when its turn comes.
+    be far away again when its turn comes (where the length of rows is open, it asks for the same row then).
 
     Loops that go through a short part of each row, as those that fill a panel do, get no hints: what lies ``ahead`` is not read next.
     Nor does memory that is made in a loop, which is near.
