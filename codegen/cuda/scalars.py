@@ -251,6 +251,11 @@ def _dot4(op: Operation, dtype: DType, x: Sequence[Expr]) -> Expr:
     return call("go_dot4_small" if op.attribute("small") else "go_dot4", *x)
 
 
+@element("arith.add4")
+def _add4(op: Operation, dtype: DType, x: Sequence[Expr]) -> Expr:
+    return call("go_add4", *x)
+
+
 @element("arith.cmpi")
 def _cmpi(op: Operation, dtype: DType, x: Sequence[Expr]) -> Expr:
     operator, level = _COMPARISONS[str(op.attributes["predicate"])]

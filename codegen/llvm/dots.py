@@ -1,4 +1,4 @@
-"""``arith.dot4`` and ``vector.dot4``: the instructions that processors have for it, and what does the same where there are none.
+"""``arith.dot4``, ``vector.dot4`` and ``arith.add4``: the instructions that processors have for it, and what does the same where there are none.
 
 A vector is cut into pieces of the widest register that has an instruction.  All forms give the same bits: sums of products of
 bytes are exact, and wrap around where 32 bits do.  ``vpmaddubsw`` adds two products in 16 bits and saturates, so it is for operations
@@ -124,6 +124,15 @@ def forms(features: Collection[str], machine: str, small: bool = False) -> list[
 def _dot4(w: Writer, op: Operation) -> None:
     x, y, acc = operands(w, op)
     w.names[op.results[0]] = dot_of_lanes(w, x, y, acc, result_lanes(op), op.attribute("small") is True)
+
+
+@emits("arith.add4")
+def _add4(w: Writer, op: Operation) -> None:
+    x, y = operands(w, op)
+    lanes = result_lanes(op)
+    words, narrow = vector_of("i32", lanes), vector_of("i8", 4 * max(lanes, 1))
+    x, y = (w.set(f"bitcast {words} {v} to {narrow}") for v in (x, y))
+    w.names[op.results[0]] = w.set(f"bitcast {narrow} {w.set(f'add {narrow} {x}, {y}')} to {words}")
 
 
 @emits("vector.dot4")

@@ -9,11 +9,12 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+import graph_opt
 from codegen.llvm.dots import forms
 from codegen.llvm.emit import emit_graph
 from codegen.llvm.helpers import X86
 from codegen.llvm.jit import assembly, host_attributes, host_features
-from dialects.arith.dot import dot4
+from dialects.arith.dot import add4, dot4
 from ir.core import Module
 from ir.opdef import TypeProblem
 from ir.types import ScalarType, VectorType, i32, i64
@@ -98,6 +99,30 @@ def test_same_bits(kind: str, small: bool, lanes: int) -> None:
     if lanes >= 16 and kind in wanted:
         assert wanted[kind] in native.native.text
         assert small or not any(name in native.native.text for name in SMALL.values())
+
+
+@pytest.mark.parametrize("kind", ["vnni", "avx2", "none"])
+@pytest.mark.parametrize("lanes", [16, 0, 3])
+def test_sums_of_bytes(lanes: int, kind: str) -> None:
+    """Every byte with every other one: nothing is carried."""
+    missing = set(FEATURES[kind]) - host_features()
+    if missing:
+        pytest.skip(f"this machine has no {', '.join(sorted(missing))}")
+    module = graph_opt.parse(str(program(lanes)).replace("arith.dot4(%x, %y, %a)", "arith.add4(%x, %y)"))
+    a, b = np.arange(65536) // 256, np.arange(65536) % 256
+    x, y = (np.stack([v, np.roll(v, 77), v, 255 - v], axis=1).astype(np.uint8).view("<i4")[:, 0] for v in (a, b))
+    native = NativeGraph(module, module.main, features=FEATURES[kind], level=1)
+    (found,) = outputs(module, native.run, [x, y, np.zeros_like(x), np.zeros_like(x)])[-1:]
+    expected = ((x.view(np.uint8).astype(int) + y.view(np.uint8)) % 256).astype(np.uint8).view("<i4")
+    assert np.array_equal(found, expected) and np.array_equal(add4(x, y), expected)
+
+
+def test_types_of_sums_of_bytes() -> None:
+    vector = VectorType(i32, (4,))
+    assert add4.infer([ScalarType(i32), vector], ["x", "y"], {}) == (vector,)
+    assert add4(np.int32(-1), np.zeros((2, 3), np.int32)).shape == (2, 3) and add4(np.int32(0x01FF7F80), np.int32(0x01017F80)) == 0x0200FE00
+    with pytest.raises(TypeProblem, match="expected i32"):
+        add4.infer([ScalarType(i64)] * 2, ["x", "y"], {})
 
 
 def test_forms_of_processors() -> None:

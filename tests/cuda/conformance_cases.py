@@ -191,7 +191,8 @@ def _integers() -> list[Case]:
         words = {f"go_{w}_{s}": f"go_{w}_{s}(a, b)" for w in two}
         words |= {f"go_{w}_{s}": f"go_{w}_{s}(a)" for w in ("neg", "abs")}
         words |= {f"go_{w}_{s}": f"go_{w}_{s}(a, (int)(b & {bits - 1}))" for w in ("shl", "shr")}
-        words |= {"go_dot4": "go_dot4(a, b, c)", "go_dot4_small": "go_dot4_small(a & 0x7f7f7f7f, b, c)"} if bits == 32 else {}
+        if bits == 32:
+            words |= {"go_dot4": "go_dot4(a, b, c)", "go_dot4_small": "go_dot4_small(a & 0x7f7f7f7f, b, c)", "go_add4": "go_add4(a, b)"}
         words |= {f"(float)a ({s})": "go_as_int((float)a)", f"(double)a ({s})": f"({type_})(go_as_long((double)a) >> 7)"}
         cases.append(_map(f"integers_{bits}", (type_, type_), words, _integer_pairs(bits), np.dtype(f"i{bits // 8}")))
     return cases

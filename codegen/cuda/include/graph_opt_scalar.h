@@ -193,6 +193,13 @@ GO_DEVICE int go_dot4_small(int x, int y, int acc) { return __dp4a(x, y, acc); }
 GO_DEVICE int go_dot4_small(int x, int y, int acc) { return go_dot4(x, y, acc); }
 #endif
 
+/* sums of bytes: nothing is carried from one to the next */
+GO_DEVICE int go_add4(int x, int y)
+{
+  const unsigned low = 0x7f7f7f7fu;
+  return (int)((((unsigned)x & low) + ((unsigned)y & low)) ^ (((unsigned)x ^ (unsigned)y) & ~low));
+}
+
 /* -- floats to integers: toward zero, to the nearest bound, NaN to 0 -------------------------------------------------- */
 
 #define GO_SATURATE(NAME, T, LOW, HIGH)                                                                                        \
