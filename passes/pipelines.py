@@ -28,7 +28,7 @@ _LOOPS = (
     # pairs as vectors, and attention, while nests that split and join heads are seen: as many sums at a time as a block of products
     "lower-rope",
     "lower-attention{rows=$queries, columns=$keys$key_hints}",
-    "lower-digits{rows=$digits, columns=$panel$tiles$packed_hints}",
+    "lower-digits{rows=$digits, columns=$panel$tiles$packed_hints$pairs}",
     "lower-to-loops",
     "tile{loop=n, size=$columns, outside=m, rounds=48, few=$few, across=$lanes, versions=2048}",
     "tile{loop=m, size=8, area=$area}",
@@ -132,6 +132,7 @@ class Target:
             "keys": keys,
             "tiles": ", tiles=true" if self.tiles else "",
             "packed_hints": ", ahead=0, near=0" if self.streams else "",
+            "pairs": ", pairs=[4, 4, 2]" if self.streams else "",
             "key_hints": ", ahead=32, early=true" if self.streams else "",
             "product_hints": ", far=96, stream=4, shared=2, results=524288" if self.streams else "",
             "row_hints": "{ahead=256}" if self.streams else "",

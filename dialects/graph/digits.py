@@ -20,8 +20,10 @@ WORDS = BLOCK // 4
 """Words of four digits in a block."""
 ROWS = 32
 """Rows of a panel: what is packed together."""
-LARGEST = {1: 127, 2: 32639, 3: 8355000}
-"""The largest integer that is split into so many digits.  Of three digits some room is left: beyond 8355711 the last one wraps around."""
+HIGHEST = 120
+"""The largest magnitude of the highest digit of an integer: with a weight of 4 bits added, it is still a byte."""
+LARGEST = {n + 1: (HIGHEST << 8 * n) + sum(127 << 8 * m for m in range(n)) for n in range(3)}
+"""The largest integer that is split into so many digits, the lower of which are -128 to 127: 120, 30847 and 7896959."""
 LEAST_SCALE = 2.0**-100
 """The smallest scale, that of a block of zeros: its product with the smallest f16 is no denormal, which would be slow."""
 _INFINITY = 0x7F800000
@@ -54,17 +56,17 @@ def split_digits(x: Float, *, digits: int = 3) -> tuple[Tensor, Tensor, Tensor]:
 
     For ``x`` of ``[..., K]``, K a multiple of 32, the results are
 
-    * ``i8[..., K/32, digits, 32]``: digit t of every element, each from -128 to 127, the lowest first.  The integer of an element
-      is X = d0 + 256 * d1 + 65536 * d2, the nearest one to x / s (ties to even);
+    * ``i8[..., K/32, digits, 32]``: digit t of every element, the lowest first, each from -128 to 127, the highest from -120 to 120.
+      The integer of an element is X = d0 + 256 * d1 + 65536 * d2, the nearest one to x / s (ties to even);
     * ``f32[..., K/32, 2]``: the scale s, and s times the sum of the block's integers (rounded to f32 first);
     * ``i32[..., K/32, digits]``: the sum of every digit over the block.
 
-    With m the largest magnitude of a block, s is the smallest power of two that is not below m / 8355000 for three digits; m / 32639
-    for two; m / 127 for one, both rounded to f32 (and x is multiplied by the rounded quotient the other way round).  So an element is
-    off by at most s / 2: by m * 2^-22.99 with three digits, m * 2^-15.99 with two, m * 2^-7.98 with one (the last two to 2^-23 of x
+    With m the largest magnitude of a block, s is the smallest power of two that is not below m / 7896959 for three digits; m / 30847
+    for two; m / 120 for one, both rounded to f32 (and x is multiplied by the rounded quotient the other way round).  So an element is
+    off by at most s / 2: by m * 2^-22.91 with three digits, m * 2^-15.91 with two, m * 2^-7.90 with one (the last two to 2^-23 of x
     besides).  Three digits keep integers below 2^22 exact, as a scale that is no power of two would not.
 
-    s is never below 2^-100: with m below 8355000 * 2^-100 = 2^-77 (32639 * 2^-100 = 2^-85, 127 * 2^-100 = 2^-93), multiples of
+    s is never below 2^-100: with m below 7896959 * 2^-100 = 2^-77.1 (30847 * 2^-100 = 2^-85.1, 120 * 2^-100 = 2^-93.1), multiples of
     2^-100 remain, and an element is off by at most 2^-101 instead.  Where a block has a NaN or an infinity, its digits and sums are 0
     and its scale and total are NaN: so is every number that is made of it.
 
@@ -104,7 +106,7 @@ def _power_above(largest: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _power_steps() -> tuple[int, int]:
-    """What is added to the bits of m, so that cutting off the fraction rounds up beyond the fraction of 8355000; what is subtracted then."""
+    """What is added to the bits of m, so that cutting off the fraction rounds up beyond the fraction of 7896959; what is subtracted then."""
     bits = int(np.array(LARGEST[3], np.float32).view(np.int32))
     fraction, exponent = bits & 0x7FFFFF, (bits >> 23) - 127
     return 0x7FFFFF - fraction, exponent << 23

@@ -49,10 +49,11 @@ from passes.gpu._kernels import (
 )
 from passes.linalg._bodies import check, to_index
 from passes.loops._blocks import buffer_type, filled, least, load, loop, number, reshaped, store
-from passes.loops._digits import Activations, Weights, joined
+from passes.loops._digits import Activations, joined
 from passes.loops._loops import value_symbol
 from passes.loops._packed import Values
 from passes.loops._split import Split
+from passes.loops._weights import Weights
 
 _LOW = 0x0F0F0F0F
 _SHARED = 60 * 1024

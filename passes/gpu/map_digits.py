@@ -16,7 +16,8 @@ from passes.gpu._digits import LaneFloats, LaneProduct, OwnDigits, StoredDigits,
 from passes.infra.base import Pass, PassContext
 from passes.loops._alike import Alike
 from passes.loops._blocks import alloc, buffer_type, choose, index_value
-from passes.loops._digits import activations_of, weights_of
+from passes.loops._digits import activations_of
+from passes.loops._weights import weights_of
 from passes.loops.lower_digits import Lowering, format_of, has_known_sizes, lower_op
 
 

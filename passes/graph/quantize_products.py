@@ -58,7 +58,7 @@ class QuantizeProducts(Pass):
     when the program is loaded; so weights that are not known then (parameters) stay what they are, and empty ones do.
 
     ``digits`` is how many digits of 8 bits an activation has, in units of a scale of its own for every 32 of them (``split_digits``).  With the
-    largest magnitude m of 32 activations, each is off by at most m * 2^-22.99 with three digits, m * 2^-15.99 with two and m * 2^-7.98 with
+    largest magnitude m of 32 activations, each is off by at most m * 2^-22.91 with three digits, m * 2^-15.91 with two and m * 2^-7.90 with
     one, or by 2^-101 where that is more, as scales stop at 2^-100; sums over them are exact integers, and blocks of 32 are added in f32.
     With 0 activations stay floats, and weights are rounded to f32 (``packed_linear``).
     """

@@ -25,7 +25,8 @@ from ir.types import DType, MemRefType, i32
 from passes.loops._blocks import LINE, alloc, least, load, loop, most, number, prefetch, store
 
 if TYPE_CHECKING:
-    from passes.loops._digits import Product, Unpacked
+    from passes.loops._digits import Product
+    from passes.loops._weights import Unpacked
 
 TERM_BITS = 12
 """Bits of a number that a tile holds in two bytes."""

@@ -9,24 +9,22 @@ Weights are read in one of two ways.  Of few rows the packed numbers themselves 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dialects.arith.bits import andi, shli, shrui
-from dialects.arith.cast import extf, sitofp
+from dialects.arith.bits import shli
+from dialects.arith.cast import sitofp
 from dialects.arith.comparison import cmpi
 from dialects.arith.dot import dot4
 from dialects.arith.floats import mulf
 from dialects.arith.integers import addi, muli
-from dialects.graph.digits import BLOCK, ROWS, WORDS, Format
+from dialects.graph.digits import BLOCK, ROWS, WORDS
 from dialects.math.exact import fma
-from dialects.memref import view
 from ir.core import Value
 from ir.dims import Dim, floordiv
-from ir.types import DType, MemRefType, VectorType, f16, f32, i32
+from ir.types import VectorType, f32, i32
 from passes.loops._blocks import (
     LINE,
-    alloc,
     buffer_type,
     choose,
     filled,
@@ -39,16 +37,17 @@ from passes.loops._blocks import (
     reshaped,
     store,
 )
+from passes.loops._digit_pairs import PairLoops, PairPanel, Pairs
 from passes.loops._digit_tiles import TERM_BITS, Terms, Tiles
-
-_LOW = 0x0F0F0F0F
+from passes.loops._weights import Packed, Source, Unpacked, Weights, typed
 
 
 @dataclass(frozen=True)
 class Shape:
     """How much is worked on at a time: ``rows`` of activations by ``columns`` rows of weights, and steps in pieces of ``blocks``.
 
-    ``few`` rows or more are many, for which weights are unpacked; ``ahead`` and ``near`` are how many bytes further hints go.
+    ``few`` rows or more are many, for which weights are unpacked; ``ahead`` and ``near`` are how many bytes further hints go.  ``paired``
+    rows are worked on at a time in loops of pairs.
     """
 
     rows: int
@@ -57,37 +56,7 @@ class Shape:
     few: int
     ahead: int
     near: int
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Packed weights as words and as halves."""
-
-    packed: Value
-    words: Value
-    halves: Value
-    format: Format
-
-    @property
-    def panels(self) -> Dim:
-        return buffer_type(self.packed).shape[0]
-
-    @property
-    def blocks(self) -> Dim:
-        return buffer_type(self.packed).shape[1]
-
-
-def typed(buffer: Value, dtype: DType, *shape: Dim, name: str) -> Value:
-    """Bytes as elements of a type."""
-    return view(buffer, offset=0, result_type=MemRefType(dtype, shape), name=name)  # type: ignore[no-any-return]
-
-
-def weights_of(packed: Value, format_: Format) -> Weights:
-    """Views of packed weights."""
-    panels, blocks, _ = buffer_type(packed).shape
-    words = typed(packed, i32, panels, blocks, format_.bytes // 4, name=f"{packed.name}.words")
-    halves = typed(packed, f16, panels, blocks, format_.bytes // 2, name=f"{packed.name}.halves")
-    return Weights(packed, words, halves, format_)
+    paired: int = 0
 
 
 @dataclass(frozen=True)
@@ -121,91 +90,23 @@ def activations_of(digits: Value, scales: Value, sums: Value | None) -> Activati
     return Activations(words, bytes_, reshaped(scales, rows, 2 * blocks), totals, count)
 
 
-Hints = Callable[[Dim, Dim, int], None]
-"""Gives the hints of a block and a column that belong to one of ``WORDS`` places in the code of a block."""
-
-
-class Source:
-    """Where weights come from: some columns of a panel, block by block."""
-
-    def words(self, block: Dim, column: Dim, count: int) -> Iterator[tuple[int, Value]]:
-        """The words of a block with four unsigned bytes each, one after the other: their number, and a vector with one for each column."""
-        raise NotImplementedError
-
-    def factors(self, part: int, block: Dim, column: Dim, count: int) -> Value:
-        """The scales (part 0) or minimums (part 1) of a block as f32."""
-        raise NotImplementedError
-
-
-class Packed(Source):
-    """Weights of a panel as they are packed; halves of bytes are taken apart here."""
-
-    def __init__(self, weights: Weights, panel: Dim) -> None:
-        self.weights, self.panel = weights, panel
-        if weights.format.bits == 4:
-            self.low, self.four = number(_LOW, i32, "low"), number(4, i32, "four")
-
-    def words(self, block: Dim, column: Dim, count: int) -> Iterator[tuple[int, Value]]:
-        halves = self.weights.format.bits == 4
-        for word in range(WORDS // 2 if halves else WORDS):
-            found = load(self.weights.words, self.panel, block, (ROWS * word + column, count), name="stored")
-            if not halves:
-                yield word, found
-                continue
-            yield word, andi(found, self.low, name="lower")
-            yield WORDS // 2 + word, andi(shrui(found, self.four), self.low, name="upper")
-
-    def factors(self, part: int, block: Dim, column: Dim, count: int) -> Value:
-        at, name = self.weights.format.numbers // 2 + ROWS * part, ("scale", "minimum")[part]
-        found = load(self.weights.halves, self.panel, block, (at + column, count), name=f"{name}.half")
-        return extf(found, result_type=VectorType(f32, (count,)), name=name)  # type: ignore[no-any-return]
-
-
-class Unpacked(Source):
-    """Memory for so many blocks of a panel, as bytes and f32; ``wide`` ones have 16 times the bytes as well, behind them."""
-
-    def __init__(self, format_: Format, blocks: int, wide: bool = False) -> None:
-        self.blocks, self.wide = blocks, wide
-        self.numbers = alloc("numbers", i32, blocks, (1 + wide) * WORDS, ROWS)
-        self.parts = alloc("factors", f32, blocks, 1 + format_.minimum, ROWS)
-
-    def fill(self, source: Packed, start: Dim, count: Dim, columns: int, hints: bool) -> None:
-        """Unpacks blocks from one on; with ``hints`` those of the next panel are asked for meanwhile, as they are far away."""
-        weights = source.weights
-
-        def block(b: Dim) -> None:
-            if hints:
-                prefetch(weights.packed, source.panel + 1, start + b, (0, weights.format.bytes), locality=2)
-            for column in range(0, ROWS, columns):
-                for word, found in source.words(start + b, column, columns):
-                    store(found, self.numbers, b, word, (column, columns))
-                    if self.wide:
-                        store(shli(found, source.four), self.numbers, b, WORDS + word, (column, columns))
-                for part in range(1 + source.weights.format.minimum):
-                    store(source.factors(part, start + b, column, columns), self.parts, b, part, (column, columns))
-
-        loop("block", 0, count, 1, block, tag="unpack")
-
-    def words(self, block: Dim, column: Dim, count: int) -> Iterator[tuple[int, Value]]:
-        for word in range(WORDS):
-            yield word, load(self.numbers, block, word, (column, count), name="bytes")
-
-    def factors(self, part: int, block: Dim, column: Dim, count: int) -> Value:
-        return load(self.parts, block, part, (column, count), name=("scale", "minimum")[part])
+Hints = Callable[[Dim, int], None]
+"""Gives the hints of a block's column that belong to one of ``WORDS`` places in the code of a block."""
 
 
 class Product:
-    """One product; what all its loops share.  With ``terms``, many rows are multiplied as tiles."""
+    """One product; what all its loops share.  Many rows are multiplied as tiles or in pairs if digits have that form."""
 
-    def __init__(self, x: Activations, weights: Weights, out: Value, shape: Shape, terms: Terms | None = None) -> None:
+    def __init__(self, x: Activations, weights: Weights, out: Value, shape: Shape, form: Terms | Pairs | None = None) -> None:
         rows, columns = x.rows, buffer_type(out).shape[-1]
         self.x, self.weights, self.shape = x, weights, shape
         self.out, self.columns = reshaped(out, rows, columns), columns
         self.zero, self.nothing = number(0.0, f32, "zero"), number(0, i32, "nothing")
         self.eight, self.base = number(8, i32, "eight"), number(256.0, f32, "base")
         self.offset = number(-weights.format.offset, i32, "offset")
-        self.few, self.terms = shape.few if terms is None else terms.fewest, terms
-        if terms is not None and terms.wide:
+        self.few = shape.few if form is None else form.fewest
+        self.terms, self.pairs = form if isinstance(form, Terms) else None, form if isinstance(form, Pairs) else None
+        if self.terms is not None and self.terms.wide:
             self.term = number(float(1 << TERM_BITS), f32, "term")
 
     def build(self) -> None:
@@ -221,8 +122,12 @@ class Product:
         """Panel by panel, as they are packed."""
 
         def panel(p: Dim) -> None:
-            source = Packed(self.weights, p)
-            self._blocks(source, p, 0, self.weights.blocks, lambda b, c, n: self._hints(p, b, c, n))
+            source, shape = Packed(self.weights, p), self.shape
+
+            def block(b: Dim, row: Dim, rows: int, column: Dim, sums: Value) -> Value:
+                return self._block(source, b, b, row, rows, column, sums, lambda column, n: self._hints(p, b, column, n))
+
+            self.blocks(p, 0, self.weights.blocks, shape.rows, block)
 
         parallel([("panel", 0, self.weights.panels)], panel, tag="panel")
 
@@ -230,19 +135,17 @@ class Product:
         """Panel by panel: unpacked, a piece of the steps after the other, and read by all rows."""
         total, terms = self.weights.blocks, self.terms
         assert isinstance(total, int)
-        size = _part_of(total, self.shape.blocks if terms is None else Tiles.most(self, terms))
+        size = _part_of(total, self._most())
         words = terms.seen(i32, "words", terms.size) if terms is not None else None
+        pairs = PairLoops(self, self.pairs) if self.pairs is not None else None
 
         def panel(p: Dim, group: Dim = 0) -> None:
-            source, unpacked = Packed(self.weights, p), Unpacked(self.weights.format, size, terms is not None and terms.wide)
-            tiles = Tiles(self, terms, words, unpacked, p, group) if terms is not None and words is not None else None
+            source = Packed(self.weights, p)
+            unpacked, add = self._unpacked(size, p, group, words, pairs)
 
             def piece(start: Dim, count: int) -> None:
-                unpacked.fill(source, start, count, self.shape.columns, hints=tiles is None)
-                if tiles is not None:
-                    tiles.add(start, count)
-                else:
-                    self._blocks(unpacked, p, start, count)
+                unpacked.fill(source, start, count, self.shape.columns, hints=terms is None)
+                add(start, count)
 
             piece(0, size)
             whole = total // size * size
@@ -257,16 +160,43 @@ class Product:
         else:
             parallel([("group", 0, terms.groups), panels], lambda g, p: panel(p, g), tag="panel")
 
-    def _blocks(self, source: Source, panel: Dim, start: Dim, count: Dim, hints: Hints | None = None) -> None:
-        """Adds blocks from ``start`` on (block 0 of the source) to all rows of a panel, so many at a time, and what is left one by one."""
-        size, columns = self.shape.rows, self.shape.columns
+    def _most(self) -> int:
+        """How many blocks are unpacked at a time."""
+        if self.terms is not None:
+            return Tiles.most(self, self.terms)
+        return self.shape.blocks if self.pairs is None else PairLoops.most(self)
+
+    def _unpacked(
+        self, size: int, panel: Dim, group: Dim, words: Value | None, pairs: PairLoops | None
+    ) -> tuple[Unpacked, Callable[[Dim, int], None]]:  # fmt: skip
+        """Memory for a panel's weights, and what adds its blocks to the sums: so many, from a number on, which is block 0 of the memory."""
+        format_, terms = self.weights.format, self.terms
+        if terms is not None and words is not None:
+            unpacked = Unpacked(format_, size, terms.wide)
+            return unpacked, Tiles(self, terms, words, unpacked, panel, group).add
+        if pairs is not None:
+            paired = PairPanel(format_, size, self.x.digits)
+            return paired, lambda start, count: pairs.add(paired, panel, start, count)
+        unpacked = Unpacked(format_, size)
+
+        def add(start: Dim, count: int) -> None:
+            def block(b: Dim, row: Dim, rows: int, column: Dim, sums: Value) -> Value:
+                return self._block(unpacked, b, start + b, row, rows, column, sums)
+
+            self.blocks(panel, start, count, self.shape.rows, block)
+
+        return unpacked, add
+
+    def blocks(self, panel: Dim, start: Dim, count: Dim, size: int, add_block: Callable[[Dim, Dim, int, Dim, Value], Value]) -> None:
+        """Adds blocks from ``start`` on to all rows of a panel, ``size`` at a time, and what is left one by one.
+
+        ``add_block`` adds a block, by its number from ``start`` on, to the sums of some rows and columns: row, rows, column, sums.
+        """
+        columns = self.shape.columns
 
         def tile(row: Dim, rows: int, column: Dim) -> None:
-            def block(b: Dim, sums: Value) -> Value:
-                return self._block(source, b, start + b, row, rows, column, sums, hints)
-
             def add(sums: Value) -> list[Value]:
-                return loop("block", 0, count, 1, block, [sums], tag="block", result="sums")
+                return loop("block", 0, count, 1, lambda b, s: add_block(b, row, rows, column, s), [sums], tag="block", result="sums")
 
             self.update(panel, row, rows, column, columns, add, new=start == 0)
 
@@ -314,14 +244,14 @@ class Product:
     # -- a block ---------------------------------------------------------------------------------------------------
 
     def _block(
-        self, source: Source, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, sums: Value, hints: Hints | None
+        self, source: Source, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, sums: Value, hints: Hints | None = None
     ) -> Value:  # fmt: skip
         """Adds a block (``b`` of the source) to the sums of some rows and columns."""
         x, columns = self.x, self.shape.columns
         exact = [self._start(block, digit, row, rows) for digit in range(x.digits)]
         for number_, (word, found) in enumerate(source.words(b, column, columns)):
             if hints is not None:
-                hints(b, column, number_)  # between other loads, as many at once would wait for each other
+                hints(column, number_)  # between other loads, as many at once would wait for each other
             for digit in range(x.digits):
                 four = load(x.words, (row, rows), (block * x.digits + digit) * WORDS + word, keep=True, name="four")
                 exact[digit] = dot4(found, four, exact[digit], small=self.weights.format.bits == 4, name=f"exact.{digit}")
@@ -338,6 +268,12 @@ class Product:
         scale = load(self.x.scales, (row, rows), 2 * block, keep=True, name="s")
         factor = mulf(source.factors(0, b, column, columns), scale)
         whole = fma(to_float(exact[1]), self.term, to_float(exact[0])) if wide else joined(exact, self.eight, self.base)
+        return self.add(factor, whole, source, b, block, row, rows, column, columns, sums)
+
+    def add(
+        self, factor: Value, whole: Value, source: Source, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, columns: int, sums: Value
+    ) -> Value:  # fmt: skip
+        """Adds a factor times the sums of a block, and what its minimums give, to the sums of some rows and columns."""
         sums = fma(factor, whole, sums)
         if not self.weights.format.minimum:
             return sums

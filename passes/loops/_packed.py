@@ -16,8 +16,9 @@ from ir.dims import Dim, floordiv, mod
 from ir.types import ScalarType, VectorType, f32, i32, index
 from passes.linalg._bodies import check, to_index
 from passes.loops._blocks import alloc, buffer_type, filled, index_value, load, loop, number, parallel, reshaped, store
-from passes.loops._digits import Packed, Shape, Weights
+from passes.loops._digits import Shape
 from passes.loops._loops import value_symbol
+from passes.loops._weights import Packed, Weights
 
 
 class FloatProduct:

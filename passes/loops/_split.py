@@ -23,6 +23,7 @@ from ir.core import Value
 from ir.dims import Dim, floordiv, mod, product
 from ir.types import DType, ScalarType, Type, VectorType, f32, i8, i32
 from passes.loops._blocks import Place, buffer_type, choose, index_value, load, loop, number, parallel, reshaped, store
+from passes.loops._digit_pairs import Pairs, PairStores
 from passes.loops._digit_tiles import TERM_BITS, Terms
 
 _INFINITY = 0x7F800000
@@ -49,12 +50,14 @@ def _stored(value: Value, name: str) -> Value:
     return _as(_as(value, i32), f32, name)
 
 
-def split_rows(x: Value, digits: Value, scales: Value, sums: Value | None, terms: Sequence[Terms] = (), always: bool = True) -> None:
-    """Fills the results of ``split_digits`` (None: nobody reads it), and terms if there are rows enough.
+def split_rows(
+    x: Value, digits: Value, scales: Value, sums: Value | None, forms: Sequence[Terms | Pairs] = (), always: bool = True
+) -> None:  # fmt: skip
+    """Fills the results of ``split_digits`` (None: nobody reads it), and terms or pairs if there are rows enough.
 
     Then the digits are only filled if they are wanted ``always``.
     """
-    SplitTogether(x, digits, scales, sums, terms, always).build()
+    SplitTogether(x, digits, scales, sums, forms, always).build()
 
 
 class Split:
@@ -118,8 +121,8 @@ class Split:
         """What there is once for a block, for each of its numbers."""
         return value
 
-    def store_integers(self, moved: Sequence[Value], row: Dim, block: Dim) -> None:
-        """Stores the integers of a block, moved by each number of digits."""
+    def store_integers(self, moved: Sequence[Value], scale: Value, row: Dim, block: Dim) -> None:
+        """Stores the integers of a block, moved by each number of digits, whose scale is given."""
         for n, m in enumerate(moved):
             self.store_digit(trunci(m, result_type=_like(m, i8), name=f"digit.{n}"), row, block, n)
 
@@ -143,10 +146,10 @@ class Split:
         integers = andi(self._integers(x, found, sizes, factor), all_or_none, name="integers")
         moved = self.moved(integers) if self.sums is not None or self.only_digits else [integers]
         totals = [self.reduce(m, "add", f"total.{n}") for n, m in enumerate(moved if self.sums is not None else moved[:1])]
-        self.store_integers(moved, row, block)
+        scale = select(finite, scale, self.nan)
+        self.store_integers(moved, scale, row, block)
         if self.sums is not None:
             self._store_sums(self.sums, totals, row, block)
-        scale = select(finite, scale, self.nan)
         self.store(scale, self.scales, row, block, 0)
         total = _stored(sitofp(totals[0], result_type=_like(totals[0], f32)), "total")
         self.store(_stored(mulf(scale, total), "total"), self.scales, row, block, 1)
@@ -192,22 +195,25 @@ MOST_TOGETHER = 8
 class SplitTogether(Split):
     """Some blocks of a row as one vector ``[blocks, 2, 16]``."""
 
-    def __init__(self, x: Value, digits: Value, scales: Value, sums: Value | None, terms: Sequence[Terms], always: bool) -> None:
+    def __init__(
+        self, x: Value, digits: Value, scales: Value, sums: Value | None, forms: Sequence[Terms | Pairs], always: bool
+    ) -> None:  # fmt: skip
         super().__init__(x, digits, scales, sums)
         self.group = next(n for n in range(MOST_TOGETHER, 0, -1) if self.blocks % n == 0)
         self.pieces = BLOCK // LANES, LANES
         self.x = reshaped(x, self.rows, self.blocks, *self.pieces)
         self.digits = reshaped(digits, self.rows, self.blocks, self.count, *self.pieces)
-        self.terms, self.always, self.only_digits = terms, always, not terms
+        self.forms, self.always, self.only_digits = forms, always, not forms
 
     def start(self) -> None:
         super().start()
         known = isinstance(self.rows, int)
-        if self.terms and not known:
-            rows, least = index_value("apply", self.rows, name="rows"), index_value("apply", self.terms[0].fewest, name="least")
+        if self.forms and not known:
+            rows, least = index_value("apply", self.rows, name="rows"), index_value("apply", self.forms[0].fewest, name="least")
             self.enough = cmpi(rows, least, predicate="ge", name="enough")
-        self.seen = [t.seen(i8, "bytes", *((2,) if t.wide else ()), *self.pieces) for t in self.terms]
-        if any(t.wide for t in self.terms):
+        self.terms = [(t, t.seen(i8, "bytes", *((2,) if t.wide else ()), *self.pieces)) for t in self.forms if isinstance(t, Terms)]
+        self.pairs = [PairStores(p, self.group, LANES) for p in self.forms if isinstance(p, Pairs)]
+        if any(t.wide for t, _ in self.terms):
             self.bits, self.half = number(TERM_BITS, i32, "bits"), number(1 << TERM_BITS - 1, i32, "half")
             self.four, self.low = number(4, i32, "four"), number(15, i32, "low")
 
@@ -225,23 +231,25 @@ class SplitTogether(Split):
         assert isinstance(value.type, VectorType)
         return reshape(value, result_type=VectorType(value.type.dtype, (self.group, 1, 1)), name=value.name)  # type: ignore[no-any-return]
 
-    def store_integers(self, moved: Sequence[Value], row: Dim, block: Dim) -> None:
+    def store_integers(self, moved: Sequence[Value], scale: Value, row: Dim, block: Dim) -> None:
         integers, *rest = moved
 
         def digits() -> None:
-            super(SplitTogether, self).store_integers(moved if rest else self.moved(integers), row, block)
+            super(SplitTogether, self).store_integers(moved if rest else self.moved(integers), scale, row, block)
 
-        def terms() -> None:
-            for some, seen in zip(self.terms, self.seen, strict=True):
+        def forms() -> None:
+            for some, seen in self.terms:
                 found = integers if some.wide else moved if rest else self.moved(integers)
                 self._store_terms(found, seen, (floordiv(row, MOST), (block, self.group)), mod(row, MOST))
+            for pairs in self.pairs:
+                pairs.store(moved if rest else self.moved(integers), scale, row, block)
 
-        if self.always or not self.terms:
+        if self.always or not self.forms:
             digits()
         if isinstance(self.rows, int):
-            terms()
-        elif self.terms:
-            choose(self.enough, terms, (lambda: None) if self.always else digits)
+            forms()
+        elif self.forms:
+            choose(self.enough, forms, (lambda: None) if self.always else digits)
 
     def _store_terms(self, found: Value | Sequence[Value], into: Value, front: tuple[Place, ...], row: Dim) -> None:
         """Stores the integers of a block as terms: as two numbers, the rest below 2**11 and what is left over 2**12, or as digits."""

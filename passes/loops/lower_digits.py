@@ -18,14 +18,18 @@ from ir.types import MemRefType, TensorType, i8, is_known
 from passes.infra.base import Pass, PassContext
 from passes.loops._alike import Alike
 from passes.loops._blocks import alloc
+from passes.loops._digit_pairs import Pairs, is_paired
 from passes.loops._digit_tiles import Terms, fewest_rows, is_wide
-from passes.loops._digits import Product, Shape, activations_of, weights_of
+from passes.loops._digits import Product, Shape, activations_of
 from passes.loops._loops import outermost
 from passes.loops._memory import memory_of
 from passes.loops._packed import FloatProduct, gather_rows
 from passes.loops._split import split_rows
+from passes.loops._weights import weights_of
 
 _LOWERED = ("split_digits", "digit_linear", "packed_linear", "packed_embedding")
+Kind = Literal["pairs", "terms", "wide"]
+"""What loops for many rows read in the place of digits: pairs, or terms, which may be wide."""
 _READERS = ("memref.load", "vector.load", "memref.prefetch", "memref.dim", "memref.to_tensor", "builtin.reads")
 
 
@@ -59,7 +63,8 @@ class LowerDigits(Pass):
     so that it stays in the nearest cache.  Hints for packed weights go ``ahead`` bytes further, for the cache behind the nearest, and ``near``
     bytes further, for the nearest; 0 for none.  With ``tiles``, many rows, which are 16 or more, or 10 with three digits and weights of 4 bits,
     are multiplied by ``vector.dot4``, 16 at a time, for processors with registers for such matrices (:mod:`passes.loops._digit_tiles`):
-    ``split_digits`` stores digits as these are read then.
+    ``split_digits`` stores digits as these are read then.  So it does with ``pairs``, rows that many rows are worked on at a time, for processors
+    which add bytes while they multiply others: sums of weights of 4 bits then take fewer products (:mod:`passes.loops._digit_pairs`).
 
     Lowered are operations whose sizes but for the number of rows are known, in the graph's own block, once ``lower-to-linalg`` has
     left them between ``memref.to_tensor`` and ``memref.from_tensor``; where nothing has written the buffers meanwhile, they are used
@@ -86,6 +91,8 @@ class LowerDigits(Pass):
     """bytes that hints for the nearest cache are ahead of what is read; 0 for none"""
     tiles: bool = False
     """whether many rows are multiplied as tiles; takes 32 columns"""
+    pairs: tuple[int, ...] = ()
+    """rows of many that ``digit_linear`` works on at a time in pairs, with one, two and three digits; () for no pairs"""
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(LARGEST) or any(r < 1 for r in (*self.rows, self.floats)):
@@ -94,6 +101,8 @@ class LowerDigits(Pass):
             raise ValueError("columns: expected 4, 8, 16 or 32")
         if self.tiles and self.columns != 32:
             raise ValueError("tiles: expected 32 columns with it")
+        if self.pairs and (self.tiles or len(self.pairs) != len(LARGEST) or any(r < 1 for r in self.pairs)):
+            raise ValueError("pairs: expected none, or three numbers of 1 or more and no tiles")
         if self.blocks < 1 or self.few < 1 or min(self.ahead, self.near) < 0:
             raise ValueError("blocks and few: expected 1 or more; ahead and near: 0 or more")
 
@@ -113,13 +122,13 @@ class LowerDigits(Pass):
 class _Digits:
     """Lowers operations.
 
-    ``terms`` are the memory of what ``split_digits`` made for tiles, and for how many rows it does, by the buffer of its digits and by whether
-    they are wide.
+    ``forms`` are the memory of what ``split_digits`` made for loops of many rows, and from how many on it does, by the buffer of its digits and by
+    their kind.
     """
 
     def __init__(self, options: LowerDigits, alike: Alike) -> None:
         self.options, self.alike = options, alike
-        self.terms: dict[tuple[Value, bool], tuple[Value, int]] = {}
+        self.forms: dict[tuple[Value, Kind], tuple[Value, int]] = {}
 
     def lower(self, op: Operation) -> None:
         """Lowers an operation of those that are."""
@@ -133,25 +142,25 @@ class _Digits:
         else:
             lower_op(op, _embedding, self.alike)
 
-    def _shape(self, rows: int) -> Shape:
+    def _shape(self, rows: int, paired: int = 0) -> Shape:
         o = self.options
-        return Shape(rows, o.columns, o.blocks, o.few, o.ahead, o.near)
+        return Shape(rows, o.columns, o.blocks, o.few, o.ahead, o.near, paired)
 
     def _split(self, op: Operation) -> None:
         *front, blocks, count, _ = _tensor(op.results[0]).shape
         assert isinstance(count, int)
         rows, memory = product(front), {}
-        wanted, always, fewest = self._terms_wanted(op, rows, count)
+        wanted, always, fewest = self._wanted(op, rows, count)
         with Builder.before_op(op):
-            for wide in wanted:
-                memory[wide] = alloc(f"{op.results[0].name}.terms", i8, Terms.bytes(rows, blocks, count, wide))
+            for kind in wanted:
+                memory[kind] = alloc(f"{op.results[0].name}.{kind}", i8, _bytes(kind, rows, blocks, count))
             results = [new_memory(r) for r in op.results[1:]]
-            if memory and not always:  # there are digits or terms, in the same memory
-                kind = MemRefType(i8, (*front, blocks, count, BLOCK))
-                digits = view(next(iter(memory.values())), offset=0, result_type=kind, name=f"{op.results[0].name}.buffer")
+            if memory and not always:  # there are digits or something in their place, in the same memory
+                type_ = MemRefType(i8, (*front, blocks, count, BLOCK))
+                digits = view(next(iter(memory.values())), offset=0, result_type=type_, name=f"{op.results[0].name}.buffer")
             else:
                 digits = new_memory(op.results[0])
-        self.terms.update(((digits, wide), (m, fewest)) for wide, m in memory.items())
+        self.forms.update(((digits, kind), (m, fewest)) for kind, m in memory.items())
 
         summed = not all(_is_product(u, op) and not format_of(u).offset for u in op.results[2].users)
         filled = [digits, *(results if summed else results[:1]), *memory.values()]
@@ -159,34 +168,46 @@ class _Digits:
         def lower(_: Operation, operands: Sequence[Value], filled: Sequence[Value]) -> None:
             digits, scales, *others = filled
             sums = others.pop(0) if summed else None
-            terms = [Terms(m, rows, blocks, count, wide, fewest) for wide, m in zip(wanted, others, strict=True)]
-            split_rows(operands[0], digits, scales, sums, terms, always)
+            forms = [_form(kind, m, rows, blocks, count, fewest) for kind, m in zip(wanted, others, strict=True)]
+            split_rows(operands[0], digits, scales, sums, forms, always)
 
         lower_op(op, lower, self.alike, results=[digits, *results], writes=filled, extra=(*wanted, always, summed))
 
-    def _terms_wanted(self, op: Operation, rows: Dim, count: int) -> tuple[list[bool], bool, int]:
-        """Which terms the readers of digits multiply as tiles (wide ones, others), whether others read the digits, and for how many rows."""
-        users = list(op.results[0].users)
-        readers = [u for u in users if _is_product(u, op)]
-        wanted = sorted({is_wide(count, format_of(u)) for u in readers})
-        fewest = max(map(fewest_rows, wanted), default=0)
-        if not self.options.tiles or not wanted or (isinstance(rows, int) and rows < fewest):
+    def _wanted(self, op: Operation, rows: Dim, count: int) -> tuple[list[Kind], bool, int]:
+        """What the readers of digits read in their place, whether some read digits all the same, and from how many rows on."""
+        kinds = [self._kind(count, format_of(u)) if _is_product(u, op) else None for u in op.results[0].users]
+        wanted = sorted({k for k in kinds if k is not None})
+        fewest = max((self._fewest(k, count) for k in wanted), default=0)
+        if not wanted or (isinstance(rows, int) and rows < fewest):
             return [], True, 0
-        return wanted, len(readers) < len(users), fewest
+        return wanted, None in kinds, fewest
+
+    def _kind(self, digits: int, format_: Format) -> Kind | None:
+        """What loops for many rows read in the place of digits, if it is something else."""
+        if self.options.tiles:
+            return "wide" if is_wide(digits, format_) else "terms"
+        return "pairs" if self.options.pairs and is_paired(format_) else None
+
+    def _fewest(self, kind: Kind, digits: int) -> int:
+        """From how many rows on: in pairs, twice as many as are worked on at a time."""
+        return 2 * self.options.pairs[digits - 1] if kind == "pairs" else fewest_rows(kind == "wide")
 
     def _product(self, op: Operation) -> None:
         digits, scales, sums, packed = op.operands
         format_, source, count = format_of(op), digits.defining_op, _tensor(digits).shape[-2]
         assert isinstance(count, int)
-        wide = is_wide(count, format_)
-        found = self.terms.get((source.operands[0], wide)) if source is not None and source.definition is to_tensor else None
+        kind = self._kind(count, format_)
+        found = None
+        if kind is not None and source is not None and source.definition is to_tensor:
+            found = self.forms.get((source.operands[0], kind))
 
         def lower(op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
             digits, scales, packed, *others = operands
             sums = others.pop(0) if format_.offset else None
             x, weights = activations_of(digits, scales, sums), weights_of(packed, format_)
-            terms = Terms(others[0], x.rows, weights.blocks, x.digits, wide, found[1]) if found is not None else None
-            Product(x, weights, results[0], self._shape(self.options.rows[x.digits - 1]), terms).build()
+            form = _form(kind, others[0], x.rows, weights.blocks, x.digits, found[1]) if found is not None and kind is not None else None
+            paired = self.options.pairs[x.digits - 1] if self.options.pairs else 0
+            Product(x, weights, results[0], self._shape(self.options.rows[x.digits - 1], paired), form).build()
 
         tensors = [digits, scales, packed, *([sums] if format_.offset else [])]
         memory, fewest = ((), 0) if found is None else (found[:1], found[1])
@@ -195,6 +216,16 @@ class _Digits:
     def _floats(self, op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
         x, packed = operands
         FloatProduct(x, weights_of(packed, format_of(op)), results[0], self._shape(self.options.floats)).build()
+
+
+def _bytes(kind: Kind, rows: Dim, blocks: Dim, digits: int) -> Dim:
+    """How much memory something takes that is read in the place of digits."""
+    return Pairs.bytes(rows, blocks, digits) if kind == "pairs" else Terms.bytes(rows, blocks, digits, kind == "wide")
+
+
+def _form(kind: Kind, memory: Value, rows: Dim, blocks: Dim, digits: int, fewest: int) -> Terms | Pairs:
+    """What is in that memory."""
+    return Pairs(memory, rows, blocks, digits, fewest) if kind == "pairs" else Terms(memory, rows, blocks, digits, kind == "wide", fewest)
 
 
 def _is_product(op: Operation, split: Operation) -> bool:

@@ -11,31 +11,10 @@ from dialects.graph import digits as d
 from ir.interpreter import Interpreter
 from passes.infra.manager import PassManager
 from passes.pipelines import OTHER_TARGETS, load_pipeline
-from tests.digit_programs import FORMATS, product_text, random_weights
+from tests.digit_programs import FORMATS, extreme_weights, product_text, random_weights, read_by_several, varied_activations
 
 CASES = [(f, n) for f in FORMATS for n in (1, 2, 3)]
 COUNTS = (1, 8, 9, 10, 11, 15, 16, 17, 24, 31, 32, 33, 77, 128, 129, 175, 187, 192, 300)
-
-
-def extreme_weights(format_: str, rows: int, size: int) -> np.ndarray:
-    """Random ones, of which some blocks have the largest, some the smallest numbers alone."""
-    found = random_weights(format_, rows, size)
-    found["qs"][0::3] = -1 if found["qs"].dtype == np.int8 else 0xFF
-    found["qs"][1::3] = -128 if found["qs"].dtype == np.int8 else 0
-    return found
-
-
-def activations(count: int, size: int) -> np.ndarray:
-    """Rows of all kinds: outliers, one magnitude of both signs, the numbers at which terms and digits carry, zeros, denormals, NaN."""
-    generator = np.random.default_rng(count)
-    x = np.float32(generator.standard_normal((count, size)) * np.where(generator.random((count, size)) < 0.03, 100, 1))
-    carries = np.array([2047, 2048, 2049, 127, 128, 255, 256, 32767, 32768, 8388607, 4095, 4096, 15, 16])
-    x[2 % count] = np.where(generator.random(size) < 0.5, -1.0, 1.0)
-    x[5 % count] = generator.choice(carries, size) * generator.choice([-1.0, 1.0], size)
-    x[6 % count] = 8355000.0 - generator.integers(0, 3, size)
-    x[7 % count], x[8 % count] = 0.0, 1e-41
-    x[9 % count, 3] = np.nan
-    return x
 
 
 @pytest.mark.parametrize(
@@ -46,14 +25,14 @@ def test_machine_code_has_the_bits_of_other_loops(format_: str, digits: int, row
     packed, text = d.pack_rows(extreme_weights(format_, rows, size)), product_text(format_, rows, size, digits)
     tiles, plain = (graph_opt.compile(graph_opt.parse(text), pipeline=p) for p in ("cpu-amx", "cpu"))
     for count in COUNTS:
-        x = activations(count, size)
+        x = varied_activations(count, size)
         assert tiles(x, packed).tobytes() == plain(x, packed).tobytes(), count
 
 
 @pytest.mark.parametrize(("format_", "digits"), CASES)
 def test_loops_have_the_bits_of_machine_code(format_: str, digits: int) -> None:
     """In the interpreter; a known number of rows as well as an open one."""
-    packed, x = d.pack_rows(extreme_weights(format_, 40, 64)), activations(19, 64)
+    packed, x = d.pack_rows(extreme_weights(format_, 40, 64)), varied_activations(19, 64)
     expected = graph_opt.compile(graph_opt.parse(product_text(format_, 40, 64, digits)), pipeline="cpu")(x, packed)
     for count in ("S", 19):
         module = graph_opt.parse(product_text(format_, 40, 64, digits, count))
@@ -65,7 +44,7 @@ def test_loops_have_the_bits_of_machine_code(format_: str, digits: int) -> None:
 
 
 def test_rows_of_several_groups_in_the_interpreter() -> None:
-    packed, x = d.pack_rows(extreme_weights("q4_0", 32, 32)), activations(131, 32)
+    packed, x = d.pack_rows(extreme_weights("q4_0", 32, 32)), varied_activations(131, 32)
     module = graph_opt.parse(product_text("q4_0", 32, 32, 3))
     PassManager(load_pipeline(OTHER_TARGETS["cpu-amx"])).run(module)
     (y,) = Interpreter(module, reverse_parallel=True).run(module.graphs["main"], [x, packed])
@@ -77,7 +56,7 @@ def test_two_threads_give_the_same_bits(digits: int) -> None:
     packed, text = d.pack_rows(random_weights("q4_1", 200, 256)), product_text("q4_1", 200, 256, digits)
     one, two = (graph_opt.compile(graph_opt.parse(text), pipeline="cpu-amx", threads=n) for n in (1, 2))
     for count in (16, 40, 129):
-        x = activations(count, 256)
+        x = varied_activations(count, 256)
         assert one(x, packed).tobytes() == two(x, packed).tobytes()
 
 
@@ -88,25 +67,8 @@ def test_few_is_for_loops_without_tiles(few: int) -> None:
     assert f"few={few}" in pipeline
     tiles, plain = (graph_opt.compile(graph_opt.parse(text), pipeline=p) for p in (pipeline, "cpu"))
     for count in (1, 3, 4, 5, 9, 10, 15, 16, 17, 39, 40):
-        x = activations(count, 64)
+        x = varied_activations(count, 64)
         assert tiles(x, packed).tobytes() == plain(x, packed).tobytes(), count
-
-
-READ_BY_SEVERAL = """
-graph @main(%x: f32[ROWS, 64], %p: u8[2, 2, 640], %r: u8[2, 2, 1088]) -> (f32[ROWS, 40], f32[ROWS, 40], f32[ROWS, 40] RESULT) {
-  %d, %s, %t = split_digits(%x, digits=DIGITS)
-  %y = digit_linear(%d, %s, %t, %p, rows=40)
-  %z = digit_linear(%d, %s, %t, %r, rows=40)
-  %u = digit_linear(%d, %s, %t, %p, rows=40)
-  return %y, %z, %u RETURN
-}
-"""
-
-
-def read_by_several(digits: int, rows: str, result: bool) -> str:
-    """Products with weights of 4 and of 8 bits of the same digits, which may be a result as well."""
-    text = READ_BY_SEVERAL.replace("ROWS", rows).replace("DIGITS", str(digits)).replace("RETURN", ", %d" if result else "")
-    return text.replace("RESULT", f", i8[{rows}, 2, {digits}, 32]" if result else "")
 
 
 @pytest.mark.parametrize("result", [False, True])
@@ -118,7 +80,7 @@ def test_digits_that_several_read(digits: int, rows: str, result: bool) -> None:
     tiles, plain = (graph_opt.compile(graph_opt.parse(text), pipeline=p) for p in ("cpu-amx", "cpu"))
     for size in (1, 5, 6, 15, 16, 17, 43, 130) if "S" in rows else (0,):
         shape = tuple(int(n) for n in rows.replace("S", str(size)).split(", "))
-        x = activations(int(np.prod(shape)), 64).reshape(*shape, 64)
+        x = varied_activations(int(np.prod(shape)), 64).reshape(*shape, 64)
         for a, b in zip(tiles(x, *weights), plain(x, *weights), strict=True):
             assert a.tobytes() == b.tobytes(), shape
 
@@ -129,7 +91,7 @@ def test_digits_from_elsewhere() -> None:
     text = f"graph @main({types}) -> f32[S, 40] {{\n  %y = digit_linear(%d, %s, %t, %p, rows=40)\n  return %y\n}}\n"
     results = "i8[S, 2, 3, 32], f32[S, 2, 2], i32[S, 2, 3]"
     split = f"graph @main(%x: f32[S, 64]) -> ({results}) {{\n  %d, %s, %t = split_digits(%x)\n  return %d, %s, %t\n}}\n"
-    packed, x = d.pack_rows(extreme_weights("q4_1", 40, 64)), activations(37, 64)
+    packed, x = d.pack_rows(extreme_weights("q4_1", 40, 64)), varied_activations(37, 64)
     whole = graph_opt.compile(graph_opt.parse(product_text("q4_1", 40, 64, 3)), pipeline="cpu-amx")(x, packed)
     parts = graph_opt.compile(graph_opt.parse(split), pipeline="cpu-amx")(x)
     assert graph_opt.compile(graph_opt.parse(text), pipeline="cpu-amx")(*parts, packed).tobytes() == whole.tobytes()

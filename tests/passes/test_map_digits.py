@@ -79,7 +79,7 @@ def test_digits_that_two_products_read(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_split_digits(count: int) -> None:
-    special = [0.0, -0.0, 1e-45, 1.2e-38, 2.0**-126, 3.4e38, -3.4e38, 8355000, 8355001, 1.5, -2.5, np.nan, np.inf, 127, 127.5, 0.5]
+    special = [0.0, -0.0, 1e-45, 1.2e-38, 2.0**-126, 3.4e38, -3.4e38, 7896959, 7896960, 1.5, -2.5, np.nan, np.inf, 120, 120.5, 0.5]
     x = np.float32(np.random.default_rng(2).standard_normal((20, 32)) * 10.0 ** np.arange(-40, 40, 4)[:, None])
     for n, value in enumerate(special):
         x[n, n] = value
