@@ -132,7 +132,7 @@ class Target:
             "keys": keys,
             "tiles": ", tiles=true" if self.tiles else "",
             "packed_hints": ", ahead=0, near=0" if self.streams else "",
-            "pairs": ", pairs=[4, 4, 2]" if self.streams else "",
+            "pairs": ", pairs=[8, 3, 3]" if self.streams else "",
             "key_hints": ", ahead=32, early=true" if self.streams else "",
             "product_hints": ", far=96, stream=4, shared=2, results=524288" if self.streams else "",
             "row_hints": "{ahead=256}" if self.streams else "",

@@ -32,7 +32,7 @@ from ir.core import Value
 from ir.dims import Dim
 from ir.types import DType, VectorType, f32, i8, i32
 from passes.loops._blocks import alloc, column, filled, load, number, store
-from passes.loops._weights import Packed, Unpacked, typed
+from passes.loops._weights import Area, Packed, Unpacked, typed
 
 if TYPE_CHECKING:
     from passes.loops._digits import Product
@@ -137,7 +137,11 @@ class PairPanel(Unpacked):
 
 
 class PairLoops:
-    """What adds blocks of panels that are unpacked to all rows, so many at a time."""
+    """What adds blocks of panels that are unpacked to all rows.
+
+    Half as many columns are worked on at a time as elsewhere, as the sums of bytes take registers, too; of rows that are left over, half as many
+    rows.
+    """
 
     def __init__(self, product: Product, pairs: Pairs) -> None:
         self.product, self.pairs = product, pairs
@@ -152,55 +156,57 @@ class PairLoops:
     def add(self, source: PairPanel, panel: Dim, start: Dim, count: int) -> None:
         """Adds blocks of a panel from ``start`` on, which are block 0 and so on of the source."""
 
-        def block(b: Dim, row: Dim, rows: int, column: Dim, sums: Value) -> Value:
-            return self._block(source, b, start + b, row, rows, column, sums)
+        def block(b: Dim, area: Area, sums: Value) -> Value:
+            return self._block(source, b, start + b, area, sums)
 
-        self.product.blocks(panel, start, count, self.product.shape.paired, block)
+        shape = self.product.shape
+        rows = [n for n in (shape.paired, shape.paired // 2) if n > 1]
+        self.product.blocks(panel, start, count, (*rows, 1), max(1, shape.columns // 2), block)
 
-    def _load(self, memory: Value, row: Dim, rows: int, block: Dim, place: int, name: str) -> Value:
+    def _load(self, memory: Value, area: Area, block: Dim, place: int, name: str) -> Value:
         """A word of a block of each of some rows."""
-        return load(memory, (row, rows), self.pairs.words * block + place, keep=True, name=name)
+        return load(memory, area.run, self.pairs.words * block + place, keep=True, name=name)
 
-    def _block(self, source: PairPanel, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, sums: Value) -> Value:
-        """Adds a block (``b`` of the source) to the sums of some rows and columns."""
-        product, count, columns = self.product, self.pairs.digits, self.product.shape.columns
-        numbers = dict(source.words(b, column, columns))
-        exact = [self._start(source, b, block, digit, row, rows, column) for digit in range(count)]
+    def _block(self, source: PairPanel, b: Dim, block: Dim, area: Area, sums: Value) -> Value:
+        """Adds a block (``b`` of the source) to the sums of an area."""
+        product, count = self.product, self.pairs.digits
+        numbers = dict(source.words(b, area.column, area.columns))
+        exact = [self._start(source, b, block, digit, area) for digit in range(count)]
         for word in range(HALF):
             v, w = numbers[word], numbers[HALF + word]
             for digit in range(count):
                 places = (WORDS * digit + at for at in (word, HALF + word))
-                x, y = (self._load(self.words, row, rows, block, place, "four") for place in places)
+                x, y = (self._load(self.words, area, block, place, "four") for place in places)
                 if digit == count - 1:
                     exact[digit] = dot4(add4(w, x), add4(v, y), exact[digit], name=f"exact.{digit}")
                 else:
                     exact[digit] = dot4(v, x, exact[digit], small=True, name=f"exact.{digit}")
                     exact[digit] = dot4(w, y, exact[digit], small=True, name=f"exact.{digit}")
         if self.floats is None:
-            return product.join(exact, source, b, block, row, rows, column, columns, sums)
-        factor, whole = source.factors(0, b, column, columns), self._joined(self.floats, exact, block, row, rows)
-        return product.add(factor, whole, source, b, block, row, rows, column, columns, sums)
+            return product.join(exact, source, b, block, area, sums)
+        factor, whole = source.factors(0, b, area.column, area.columns), self._joined(self.floats, exact, block, area)
+        return product.add(factor, whole, source, b, block, area, sums)
 
-    def _start(self, source: PairPanel, b: Dim, block: Dim, digit: int, row: Dim, rows: int, column: Dim) -> Value:
+    def _start(self, source: PairPanel, b: Dim, block: Dim, digit: int, area: Area) -> Value:
         """What the sum of a digit starts from."""
-        product, pairs, columns = self.product, self.pairs, self.product.shape.columns
+        product, pairs = self.product, self.pairs
         is_last, parts = digit == pairs.digits - 1, []
         if is_last:
-            parts.append(load(source.starts, b, (column, columns), name="start"))
+            parts.append(load(source.starts, b, (area.column, area.columns), name="start"))
         if is_last or self.floats is not None:
-            parts.append(self._load(self.words, row, rows, block, pairs.start if is_last else pairs.floats + digit, "start"))
+            parts.append(self._load(self.words, area, block, pairs.start if is_last else pairs.floats + digit, "start"))
         if product.weights.format.offset:
-            parts.append(product.taken_away(block, digit, row, rows))
+            parts.append(product.taken_away(block, digit, area))
         if not parts:
-            return filled(product.nothing, rows, columns)
+            return filled(product.nothing, area.rows, area.columns)
         return reduce(addi, parts)
 
-    def _joined(self, floats: Value, exact: Sequence[Value], block: Dim, row: Dim, rows: int) -> Value:
+    def _joined(self, floats: Value, exact: Sequence[Value], block: Dim, area: Area) -> Value:
         """The sums of three digits as one float, rounded once; times the scale and 2 ** -24."""
         parts = []
         for digit, found in enumerate(exact):
             assert isinstance(found.type, VectorType)
-            start = self._load(floats, row, rows, block, self.pairs.floats + digit, "start")
+            start = self._load(floats, area, block, self.pairs.floats + digit, "start")
             parts.append(subf(bitcast(found, result_type=VectorType(f32, found.type.shape)), start))
         low, middle, high = parts
         return addf(addf(high, middle), low)  # type: ignore[no-any-return]

@@ -23,6 +23,7 @@ from ir.core import Value
 from ir.dims import Dim, apply_function, ceildiv, floordiv, mod
 from ir.types import DType, MemRefType, i32
 from passes.loops._blocks import LINE, alloc, least, load, loop, most, number, prefetch, store
+from passes.loops._weights import Area
 
 if TYPE_CHECKING:
     from passes.loops._digits import Product
@@ -157,23 +158,23 @@ class Tiles:
 
     def _join(self, first: Dim, row: Dim, rows: int, start: Dim, count: int) -> None:
         """Adds what waits to the sums of some rows of a tile, whose first row is given."""
-        product = self.product
+        product, area = self.product, Area(row, rows, 0, ROWS)
 
         def block(b: Dim, sums: Value) -> Value:
             exact = [load(self.exact, b, n, (row - first, rows), (0, ROWS), name=f"exact.{n}") for n in range(self.terms.count)]
             if product.weights.format.offset:
-                exact = [addi(x, less) for x, less in zip(exact, self._taken_away(start + b, row, rows), strict=True)]
-            return product.join(exact, self.source, b, start + b, row, rows, 0, ROWS, sums, wide=self.terms.wide)
+                exact = [addi(x, less) for x, less in zip(exact, self._taken_away(start + b, area), strict=True)]
+            return product.join(exact, self.source, b, start + b, area, sums, wide=self.terms.wide)
 
         def add(sums: Value) -> list[Value]:
             return loop("block", 0, count, 1, block, [sums], tag="join", result="sums")
 
-        product.update(self.panel, row, rows, 0, ROWS, add, new=start == 0)
+        product.update(self.panel, area, add, new=start == 0)
 
-    def _taken_away(self, block: Dim, row: Dim, rows: int) -> Sequence[Value]:
+    def _taken_away(self, block: Dim, area: Area) -> Sequence[Value]:
         """What the offset of the numbers takes away from each term: together, offset * (sum 0 + 256 * sum 1 + 65536 * sum 2)."""
         product = self.product
-        less = [product.taken_away(block, digit, row, rows) for digit in range(product.x.digits)]
+        less = [product.taken_away(block, digit, area) for digit in range(product.x.digits)]
         if not self.terms.wide:
             return less
         return [addi(less[0], muli(less[1], number(256, i32))), muli(less[2], number(1 << 16 - TERM_BITS, i32))]

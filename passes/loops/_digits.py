@@ -39,15 +39,15 @@ from passes.loops._blocks import (
 )
 from passes.loops._digit_pairs import PairLoops, PairPanel, Pairs
 from passes.loops._digit_tiles import TERM_BITS, Terms, Tiles
-from passes.loops._weights import Packed, Source, Unpacked, Weights, typed
+from passes.loops._weights import Area, Packed, Source, Unpacked, Weights, typed
 
 
 @dataclass(frozen=True)
 class Shape:
     """How much is worked on at a time: ``rows`` of activations by ``columns`` rows of weights, and steps in pieces of ``blocks``.
 
-    ``few`` rows or more are many, for which weights are unpacked; ``ahead`` and ``near`` are how many bytes further hints go.  ``paired``
-    rows are worked on at a time in loops of pairs.
+    ``few`` rows or more are many, for which weights are unpacked; ``ahead`` and ``near`` are how many bytes further hints go.  In pairs,
+    ``paired`` rows are worked on at a time.
     """
 
     rows: int
@@ -90,8 +90,8 @@ def activations_of(digits: Value, scales: Value, sums: Value | None) -> Activati
     return Activations(words, bytes_, reshaped(scales, rows, 2 * blocks), totals, count)
 
 
-Hints = Callable[[Dim, int], None]
-"""Gives the hints of a block's column that belong to one of ``WORDS`` places in the code of a block."""
+Hints = Callable[[int], None]
+"""Gives the hints that belong to one of ``WORDS`` places in the code of a block."""
 
 
 class Product:
@@ -124,10 +124,10 @@ class Product:
         def panel(p: Dim) -> None:
             source, shape = Packed(self.weights, p), self.shape
 
-            def block(b: Dim, row: Dim, rows: int, column: Dim, sums: Value) -> Value:
-                return self._block(source, b, b, row, rows, column, sums, lambda column, n: self._hints(p, b, column, n))
+            def block(b: Dim, area: Area, sums: Value) -> Value:
+                return self._block(source, b, b, area, sums, lambda n: self._hints(p, b, area.column, n))
 
-            self.blocks(p, 0, self.weights.blocks, shape.rows, block)
+            self.blocks(p, 0, self.weights.blocks, (shape.rows, 1), shape.columns, block)
 
         parallel([("panel", 0, self.weights.panels)], panel, tag="panel")
 
@@ -180,46 +180,46 @@ class Product:
         unpacked = Unpacked(format_, size)
 
         def add(start: Dim, count: int) -> None:
-            def block(b: Dim, row: Dim, rows: int, column: Dim, sums: Value) -> Value:
-                return self._block(unpacked, b, start + b, row, rows, column, sums)
+            def block(b: Dim, area: Area, sums: Value) -> Value:
+                return self._block(unpacked, b, start + b, area, sums)
 
-            self.blocks(panel, start, count, self.shape.rows, block)
+            self.blocks(panel, start, count, (self.shape.rows, 1), self.shape.columns, block)
 
         return unpacked, add
 
-    def blocks(self, panel: Dim, start: Dim, count: Dim, size: int, add_block: Callable[[Dim, Dim, int, Dim, Value], Value]) -> None:
-        """Adds blocks from ``start`` on to all rows of a panel, ``size`` at a time, and what is left one by one.
+    def blocks(
+        self, panel: Dim, start: Dim, count: Dim, sizes: Sequence[int], columns: int, add_block: Callable[[Dim, Area, Value], Value]
+    ) -> None:  # fmt: skip
+        """Adds blocks from ``start`` on to all rows of a panel, so many columns at a time.
 
-        ``add_block`` adds a block, by its number from ``start`` on, to the sums of some rows and columns: row, rows, column, sums.
+        ``sizes`` are how many rows are worked on at a time, each for what the ones before have left; the last one is 1.  ``add_block`` adds a
+        block, by its number from ``start`` on, to the sums of an area.
         """
-        columns = self.shape.columns
 
-        def tile(row: Dim, rows: int, column: Dim) -> None:
+        def tile(area: Area) -> None:
             def add(sums: Value) -> list[Value]:
-                return loop("block", 0, count, 1, lambda b, s: add_block(b, row, rows, column, s), [sums], tag="block", result="sums")
+                return loop("block", 0, count, 1, lambda b, s: add_block(b, area, s), [sums], tag="block", result="sums")
 
-            self.update(panel, row, rows, column, columns, add, new=start == 0)
+            self.update(panel, area, add, new=start == 0)
 
         def across(row: Dim, rows: int) -> None:
             if columns == ROWS:
-                tile(row, rows, 0)
+                tile(Area(row, rows, 0, columns))
             else:
-                loop("column", 0, ROWS, columns, lambda c: tile(row, rows, c), tag="columns")
+                loop("column", 0, ROWS, columns, lambda c: tile(Area(row, rows, c, columns)), tag="columns")
 
-        total = self.x.rows
-        whole = size * floordiv(total, size)
-        if whole != 0:
-            loop("row", 0, whole, size, lambda r: across(r, size), tag="rows")
-        if whole != total:
-            loop("row", whole, total, 1, lambda r: across(r, 1), tag="rows")
+        done: Dim = 0
+        for size in sizes:
+            whole = done + size * floordiv(self.x.rows - done, size)
+            if whole != done:
+                loop("row", done, whole, size, lambda r, size=size: across(r, size), tag="rows")
+            done = whole
 
-    def update(
-        self, panel: Dim, row: Dim, rows: int, column: Dim, columns: int, add: Callable[[Value], Sequence[Value]], new: bool
-    ) -> None:  # fmt: skip
-        """Stores what ``add`` makes of the sums of some rows and columns of a panel; ``new`` ones are 0."""
-        place = (row, rows), (ROWS * panel + column, columns)
-        left = self._left(panel, column)
-        (found,) = add(filled(self.zero, rows, columns) if new else load(self.out, *place, valid=left, name="before"))
+    def update(self, panel: Dim, area: Area, add: Callable[[Value], Sequence[Value]], new: bool) -> None:
+        """Stores what ``add`` makes of the sums of an area; ``new`` ones are 0."""
+        place = area.run, (ROWS * panel + area.column, area.columns)
+        left = self._left(panel, area.column)
+        (found,) = add(filled(self.zero, area.rows, area.columns) if new else load(self.out, *place, valid=left, name="before"))
         store(found, self.out, *place, valid=left)
 
     def _left(self, panel: Dim, column: Dim) -> Value | None:
@@ -243,51 +243,46 @@ class Product:
 
     # -- a block ---------------------------------------------------------------------------------------------------
 
-    def _block(
-        self, source: Source, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, sums: Value, hints: Hints | None = None
-    ) -> Value:  # fmt: skip
-        """Adds a block (``b`` of the source) to the sums of some rows and columns."""
-        x, columns = self.x, self.shape.columns
-        exact = [self._start(block, digit, row, rows) for digit in range(x.digits)]
-        for number_, (word, found) in enumerate(source.words(b, column, columns)):
+    def _block(self, source: Source, b: Dim, block: Dim, area: Area, sums: Value, hints: Hints | None = None) -> Value:
+        """Adds a block (``b`` of the source) to the sums of an area."""
+        x = self.x
+        exact = [self._start(block, digit, area) for digit in range(x.digits)]
+        for number_, (word, found) in enumerate(source.words(b, area.column, area.columns)):
             if hints is not None:
-                hints(column, number_)  # between other loads, as many at once would wait for each other
+                hints(number_)  # between other loads, as many at once would wait for each other
             for digit in range(x.digits):
-                four = load(x.words, (row, rows), (block * x.digits + digit) * WORDS + word, keep=True, name="four")
+                four = load(x.words, area.run, (block * x.digits + digit) * WORDS + word, keep=True, name="four")
                 exact[digit] = dot4(found, four, exact[digit], small=self.weights.format.bits == 4, name=f"exact.{digit}")
-        return self.join(exact, source, b, block, row, rows, column, columns, sums)
+        return self.join(exact, source, b, block, area, sums)
 
     def join(
-        self, exact: Sequence[Value], source: Source, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, columns: int, sums: Value,
-        wide: bool = False,
+        self, exact: Sequence[Value], source: Source, b: Dim, block: Dim, area: Area, sums: Value, wide: bool = False
     ) -> Value:  # fmt: skip
-        """Adds the exact sums of the digits of a block (``b`` of the source) to the sums of some rows and columns.
+        """Adds the exact sums of the digits of a block (``b`` of the source) to the sums of an area.
 
         ``wide`` ones are two numbers, of which the second one counts 2**12 times.
         """
-        scale = load(self.x.scales, (row, rows), 2 * block, keep=True, name="s")
-        factor = mulf(source.factors(0, b, column, columns), scale)
+        scale = load(self.x.scales, area.run, 2 * block, keep=True, name="s")
+        factor = mulf(source.factors(0, b, area.column, area.columns), scale)
         whole = fma(to_float(exact[1]), self.term, to_float(exact[0])) if wide else joined(exact, self.eight, self.base)
-        return self.add(factor, whole, source, b, block, row, rows, column, columns, sums)
+        return self.add(factor, whole, source, b, block, area, sums)
 
-    def add(
-        self, factor: Value, whole: Value, source: Source, b: Dim, block: Dim, row: Dim, rows: int, column: Dim, columns: int, sums: Value
-    ) -> Value:  # fmt: skip
-        """Adds a factor times the sums of a block, and what its minimums give, to the sums of some rows and columns."""
+    def add(self, factor: Value, whole: Value, source: Source, b: Dim, block: Dim, area: Area, sums: Value) -> Value:
+        """Adds a factor times the sums of a block, and what its minimums give, to the sums of an area."""
         sums = fma(factor, whole, sums)
         if not self.weights.format.minimum:
             return sums
-        total = load(self.x.scales, (row, rows), 2 * block + 1, keep=True, name="total")
-        return fma(source.factors(1, b, column, columns), total, sums)  # type: ignore[no-any-return]
+        total = load(self.x.scales, area.run, 2 * block + 1, keep=True, name="total")
+        return fma(source.factors(1, b, area.column, area.columns), total, sums)  # type: ignore[no-any-return]
 
-    def _start(self, block: Dim, digit: int, row: Dim, rows: int) -> Value:
+    def _start(self, block: Dim, digit: int, area: Area) -> Value:
         """What the sums of a digit start from."""
-        return self.taken_away(block, digit, row, rows) if self.weights.format.offset else filled(self.nothing, rows, self.shape.columns)
+        return self.taken_away(block, digit, area) if self.weights.format.offset else filled(self.nothing, area.rows, area.columns)
 
-    def taken_away(self, block: Dim, digit: int, row: Dim, rows: int) -> Value:
+    def taken_away(self, block: Dim, digit: int, area: Area) -> Value:
         """What the offset of the numbers takes away from the sums of a digit."""
         assert self.x.sums is not None
-        found = load(self.x.sums, (row, rows), block * self.x.digits + digit, keep=True, name="sum")
+        found = load(self.x.sums, area.run, block * self.x.digits + digit, keep=True, name="sum")
         return muli(found, self.offset)  # type: ignore[no-any-return]
 
 

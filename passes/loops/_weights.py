@@ -48,6 +48,21 @@ def weights_of(packed: Value, format_: Format) -> Weights:
     return Weights(packed, words, halves, format_)
 
 
+@dataclass(frozen=True)
+class Area:
+    """Some rows of activations and some columns of a panel."""
+
+    row: Dim
+    rows: int
+    column: Dim
+    columns: int
+
+    @property
+    def run(self) -> tuple[Dim, int]:
+        """The rows."""
+        return self.row, self.rows
+
+
 class Source:
     """Where weights come from: some columns of a panel, block by block."""
 

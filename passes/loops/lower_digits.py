@@ -28,6 +28,8 @@ from passes.loops._split import split_rows
 from passes.loops._weights import weights_of
 
 _LOWERED = ("split_digits", "digit_linear", "packed_linear", "packed_embedding")
+_FEWEST_PAIRED = 4
+"""Rows from which on unpacking a panel is worth it for loops of pairs."""
 Kind = Literal["pairs", "terms", "wide"]
 """What loops for many rows read in the place of digits: pairs, or terms, which may be wide."""
 _READERS = ("memref.load", "vector.load", "memref.prefetch", "memref.dim", "memref.to_tensor", "builtin.reads")
@@ -189,8 +191,8 @@ class _Digits:
         return "pairs" if self.options.pairs and is_paired(format_) else None
 
     def _fewest(self, kind: Kind, digits: int) -> int:
-        """From how many rows on: in pairs, twice as many as are worked on at a time."""
-        return 2 * self.options.pairs[digits - 1] if kind == "pairs" else fewest_rows(kind == "wide")
+        """From how many rows on: in pairs, as many as are worked on at a time, and 4 at least."""
+        return max(_FEWEST_PAIRED, self.options.pairs[digits - 1]) if kind == "pairs" else fewest_rows(kind == "wide")
 
     def _product(self, op: Operation) -> None:
         digits, scales, sums, packed = op.operands
