@@ -37,9 +37,9 @@ from passes.loops._weights import Area, Packed, Unpacked, typed
 if TYPE_CHECKING:
     from passes.loops._digits import Product
 
-HALF = WORDS // 2
+_HALF = WORDS // 2
 """Words of a block between those that are paired."""
-BIASES = HIGHEST, -8
+_BIASES = HIGHEST, -8
 """What is added to the highest digits of the first and of the second half of a block."""
 _UNIT = 24
 """The unit of the lowest digit's sum is a scale times 2 ** -24."""
@@ -86,7 +86,7 @@ class PairStores:
         self.pairs, self.group, self.lanes = pairs, group, lanes
         self.bytes = pairs.seen(i8, "bytes", pairs.blocks, 4 * pairs.words // lanes, lanes)
         self.words = pairs.seen(i32, "words", pairs.blocks, pairs.words)
-        self.biases, self.nothing = column(BIASES), number(0, i32, "nothing")
+        self.biases, self.nothing = column(_BIASES), number(0, i32, "nothing")
         if pairs.digits == 3:
             self.floats = pairs.seen(f32, "floats", pairs.blocks, pairs.words)
             self.units = [number(1.5 * 2.0 ** (23 - _UNIT + 8 * n), f32, "units") for n in range(3)]
@@ -118,8 +118,8 @@ class PairPanel(Unpacked):
         super().__init__(format_, blocks)
         self.digits = digits
         self.starts = alloc("starts", i32, blocks, ROWS)
-        first, second = BIASES
-        self.first, self.second = (number(int.from_bytes(bytes([b & 255] * 4), "little", signed=True), i32, "bias") for b in BIASES)
+        first, second = _BIASES
+        self.first, self.second = (number(int.from_bytes(bytes([b & 255] * 4), "little", signed=True), i32, "bias") for b in _BIASES)
         self.constant, self.nothing = number(-BLOCK // 2 * first * second, i32, "constant"), number(0, i32, "nothing")
         self.unit = number(2.0**_UNIT, f32, "unit")
 
@@ -128,8 +128,8 @@ class PairPanel(Unpacked):
         for word, found in source.words(block, *place):
             store(found, self.numbers, b, word, place)
             halves[word] = found
-        for word in range(HALF):
-            total = dot4(add4(halves[HALF + word], self.first), add4(halves[word], self.second), total, name="total")
+        for word in range(_HALF):
+            total = dot4(add4(halves[_HALF + word], self.first), add4(halves[word], self.second), total, name="total")
         store(subi(self.nothing, total), self.starts, b, place)
         for part in range(1 + source.weights.format.minimum):
             factors = source.factors(part, block, *place)
@@ -172,10 +172,10 @@ class PairLoops:
         product, count = self.product, self.pairs.digits
         numbers = dict(source.words(b, area.column, area.columns))
         exact = [self._start(source, b, block, digit, area) for digit in range(count)]
-        for word in range(HALF):
-            v, w = numbers[word], numbers[HALF + word]
+        for word in range(_HALF):
+            v, w = numbers[word], numbers[_HALF + word]
             for digit in range(count):
-                places = (WORDS * digit + at for at in (word, HALF + word))
+                places = (WORDS * digit + at for at in (word, _HALF + word))
                 x, y = (self._load(self.words, area, block, place, "four") for place in places)
                 if digit == count - 1:
                     exact[digit] = dot4(add4(w, x), add4(v, y), exact[digit], name=f"exact.{digit}")
