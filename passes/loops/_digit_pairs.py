@@ -86,7 +86,7 @@ class PairStores:
         self.pairs, self.group, self.lanes = pairs, group, lanes
         self.bytes = pairs.seen(i8, "bytes", pairs.blocks, 4 * pairs.words // lanes, lanes)
         self.words = pairs.seen(i32, "words", pairs.blocks, pairs.words)
-        self.biases, self.nothing = column(_BIASES), number(0, i32, "nothing")
+        self.nothing = number(0, i32, "nothing")
         if pairs.digits == 3:
             self.floats = pairs.seen(f32, "floats", pairs.blocks, pairs.words)
             self.units = [number(1.5 * 2.0 ** (23 - _UNIT + 8 * n), f32, "units") for n in range(3)]
@@ -95,7 +95,7 @@ class PairStores:
         """Stores digits as i32, of which only the highest ones have nothing above, and the starts of sums."""
         blocks, runs = (block, self.group), BLOCK // self.lanes
         *low, high = digits
-        high = addi(high, self.biases, name="biased")
+        high = addi(high, column(_BIASES), name="biased")  # made here: nests that use vectors from outside are not alike
         for n, digit in enumerate((*low, high)):
             assert isinstance(digit.type, VectorType)
             cut = trunci(digit, result_type=VectorType(i8, digit.type.shape), name=f"digit.{n}")

@@ -12,8 +12,9 @@ import graph_opt
 from dialects.graph import digits as d
 from ir.core import Module
 from ir.interpreter import Interpreter
+from ir.types import VectorType
 from passes.infra.manager import PassManager
-from passes.pipelines import OTHER_TARGETS, load_pipeline
+from passes.pipelines import OTHER_TARGETS, PRESETS, load_pipeline
 from tests.digit_programs import FORMATS, extreme_weights, product_text, random_weights, read_by_several, varied_activations
 
 CASES = [(f, n) for f in FORMATS for n in (1, 2, 3)]
@@ -155,6 +156,16 @@ def test_rows_at_a_time_and_columns_do_not_matter(rows: tuple[int, ...]) -> None
             for count in (1, 2, 5, 14, 19):
                 x = varied_activations(count, 96)
                 assert pairs(x, packed).tobytes() == plain(x, packed).tobytes(), (columns, digits, count)
+
+
+@pytest.mark.parametrize("target", ["cpu-zen", "cpu-amx", "cpu"])
+@pytest.mark.parametrize("digits", [1, 2, 3])
+def test_loops_use_no_vectors_from_outside(digits: int, target: str) -> None:
+    """Nests that do are never alike (:mod:`passes.infra.twins`), so each of many layers would be made and compiled."""
+    passes = {**PRESETS, **OTHER_TARGETS}[target]
+    module = lowered(product_text("q4_1", 40, 64, digits), passes[: passes.index(",lower-to-loops")])
+    assert sum(bool(op.regions) for op in module.main.block) > 1
+    assert not any(isinstance(result.type, VectorType) for op in module.main.block for result in op.results)
 
 
 @pytest.mark.parametrize("options", ["pairs=[1, 2]", "pairs=[1, 0, 2]", "pairs=[4, 4, 2], tiles=true", "pairs=[1, 2, 3, 4]"])

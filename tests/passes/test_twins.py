@@ -66,7 +66,7 @@ def test_layers(end):
     both_ways(load(LAYERS), ",".join(map(format_pass, passes[: last + 1])))
 
 
-@pytest.mark.parametrize("preset", ["cpu", "cpu-amx"])
+@pytest.mark.parametrize("preset", ["cpu", "cpu-amx", "cpu-zen"])
 @pytest.mark.parametrize("end", ["tile{loop=\"m\"", "split-reduction", "plan-memory", "unroll-vectors"])
 def test_nests_that_are_never_made(end, preset, monkeypatch):
     """Attentions and products that are like others are left out; what copies come to is what making all of them gives."""
