@@ -55,8 +55,8 @@ def is_paired(format_: Format) -> bool:
 class Pairs:
     """The digits of rows for these loops, and what sums start from: ``[rows, blocks, digits * 32 + 16]`` bytes.
 
-    ``split_digits`` makes them.  Behind the digits of a block, of which the highest are biased, there are for three digits the floats that the sum of
-    each digit starts from; and then the integer that the sum of the highest one starts from.
+    ``split_digits`` makes them.  Behind the digits of a block, of which the highest are biased, there are for three digits the bits of the
+    floats that the sum of each digit starts from; and then the integer that the sum of the highest one starts from.
     """
 
     def __init__(self, memory: Value, rows: Dim, blocks: Dim, digits: int, fewest: int) -> None:
@@ -88,7 +88,6 @@ class PairStores:
         self.words = pairs.seen(i32, "words", pairs.blocks, pairs.words)
         self.nothing = number(0, i32, "nothing")
         if pairs.digits == 3:
-            self.floats = pairs.seen(f32, "floats", pairs.blocks, pairs.words)
             self.units = [number(1.5 * 2.0 ** (23 - _UNIT + 8 * n), f32, "units") for n in range(3)]
 
     def store(self, digits: Sequence[Value], scale: Value, row: Dim, block: Dim) -> None:
@@ -105,9 +104,8 @@ class PairStores:
         start = self.nothing
         if self.pairs.digits == 3:
             for n, unit in enumerate(self.units):
-                start = mulf(scale, unit, name=f"start.{n}")
-                store(start, self.floats, row, blocks, self.pairs.floats + n)
-            start = bitcast(start, result_type=both.type)
+                start = bitcast(mulf(scale, unit), result_type=both.type, name=f"start.{n}")
+                store(start, self.words, row, blocks, self.pairs.floats + n)
         store(subi(start, both, name="start"), self.words, row, blocks, self.pairs.start)
 
 
@@ -146,7 +144,6 @@ class PairLoops:
     def __init__(self, product: Product, pairs: Pairs) -> None:
         self.product, self.pairs = product, pairs
         self.words = pairs.seen(i32, "words", pairs.blocks * pairs.words)
-        self.floats = pairs.seen(f32, "floats", pairs.blocks * pairs.words) if pairs.digits == 3 else None
 
     @staticmethod
     def most(product: Product) -> int:
@@ -163,9 +160,9 @@ class PairLoops:
         rows = [n for n in (shape.paired, shape.paired // 2) if n > 1]
         self.product.blocks(panel, start, count, (*rows, 1), max(1, shape.columns // 2), block)
 
-    def _load(self, memory: Value, area: Area, block: Dim, place: int, name: str) -> Value:
+    def _load(self, area: Area, block: Dim, place: int, name: str) -> Value:
         """A word of a block of each of some rows."""
-        return load(memory, area.run, self.pairs.words * block + place, keep=True, name=name)
+        return load(self.words, area.run, self.pairs.words * block + place, keep=True, name=name)
 
     def _block(self, source: PairPanel, b: Dim, block: Dim, area: Area, sums: Value) -> Value:
         """Adds a block (``b`` of the source) to the sums of an area."""
@@ -176,15 +173,15 @@ class PairLoops:
             v, w = numbers[word], numbers[_HALF + word]
             for digit in range(count):
                 places = (WORDS * digit + at for at in (word, _HALF + word))
-                x, y = (self._load(self.words, area, block, place, "four") for place in places)
+                x, y = (self._load(area, block, place, "four") for place in places)
                 if digit == count - 1:
                     exact[digit] = dot4(add4(w, x), add4(v, y), exact[digit], name=f"exact.{digit}")
                 else:
                     exact[digit] = dot4(v, x, exact[digit], small=True, name=f"exact.{digit}")
                     exact[digit] = dot4(w, y, exact[digit], small=True, name=f"exact.{digit}")
-        if self.floats is None:
+        if count < 3:
             return product.join(exact, source, b, block, area, sums)
-        factor, whole = source.factors(0, b, area.column, area.columns), self._joined(self.floats, exact, block, area)
+        factor, whole = source.factors(0, b, area.column, area.columns), self._joined(exact, block, area)
         return product.add(factor, whole, source, b, block, area, sums)
 
     def _start(self, source: PairPanel, b: Dim, block: Dim, digit: int, area: Area) -> Value:
@@ -193,20 +190,25 @@ class PairLoops:
         is_last, parts = digit == pairs.digits - 1, []
         if is_last:
             parts.append(load(source.starts, b, (area.column, area.columns), name="start"))
-        if is_last or self.floats is not None:
-            parts.append(self._load(self.words, area, block, pairs.start if is_last else pairs.floats + digit, "start"))
+        if is_last or pairs.digits == 3:
+            parts.append(self._load(area, block, pairs.start if is_last else pairs.floats + digit, "start"))
         if product.weights.format.offset:
             parts.append(product.taken_away(block, digit, area))
         if not parts:
             return filled(product.nothing, area.rows, area.columns)
         return reduce(addi, parts)
 
-    def _joined(self, floats: Value, exact: Sequence[Value], block: Dim, area: Area) -> Value:
+    def _joined(self, exact: Sequence[Value], block: Dim, area: Area) -> Value:
         """The sums of three digits as one float, rounded once; times the scale and 2 ** -24."""
         parts = []
         for digit, found in enumerate(exact):
-            assert isinstance(found.type, VectorType)
-            start = self._load(floats, area, block, self.pairs.floats + digit, "start")
-            parts.append(subf(bitcast(found, result_type=VectorType(f32, found.type.shape)), start))
+            start = self._load(area, block, self.pairs.floats + digit, "start")
+            parts.append(subf(_as_floats(found), _as_floats(start)))
         low, middle, high = parts
         return addf(addf(high, middle), low)  # type: ignore[no-any-return]
+
+
+def _as_floats(bits: Value) -> Value:
+    """Bits as f32."""
+    assert isinstance(bits.type, VectorType)
+    return bitcast(bits, result_type=VectorType(f32, bits.type.shape))  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from dialects.graph import digits as d
 from ir.core import Module
 from ir.interpreter import Interpreter
 from ir.types import VectorType
-from passes.infra.manager import PassManager
+from passes.infra.manager import Instrumentation, PassManager
 from passes.pipelines import OTHER_TARGETS, PRESETS, load_pipeline
 from tests.digit_programs import FORMATS, extreme_weights, product_text, random_weights, read_by_several, varied_activations
 
@@ -156,6 +156,14 @@ def test_rows_at_a_time_and_columns_do_not_matter(rows: tuple[int, ...]) -> None
             for count in (1, 2, 5, 14, 19):
                 x = varied_activations(count, 96)
                 assert pairs(x, packed).tobytes() == plain(x, packed).tobytes(), (columns, digits, count)
+
+
+@pytest.mark.parametrize(("format_", "digits"), [("q4_1", 1), ("q4_0", 2), ("q4_1", 3)])
+def test_every_pass_keeps_the_numbers(format_: str, digits: int) -> None:
+    """Also where checks keep floats wide, so that bits of floats are no wider than they say."""
+    manager = PassManager(load_pipeline(ZEN), Instrumentation(verify_exec=True))
+    manager.run(graph_opt.parse(product_text(format_, 40, 64, digits, 9)))
+    assert {"verified"} <= {record.note for record in manager.records}
 
 
 @pytest.mark.parametrize("target", ["cpu-zen", "cpu-amx", "cpu"])
