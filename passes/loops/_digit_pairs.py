@@ -43,8 +43,6 @@ _BIASES = HIGHEST, -8
 """What is added to the highest digits of the first and of the second half of a block."""
 _UNIT = 24
 """The unit of the lowest digit's sum is a scale times 2 ** -24."""
-_MORE = 16
-"""Bytes of a block behind its digits: the starts of sums."""
 
 
 def is_paired(format_: Format) -> bool:
@@ -53,30 +51,32 @@ def is_paired(format_: Format) -> bool:
 
 
 class Pairs:
-    """The digits of rows for these loops, and what sums start from: ``[rows, blocks, digits * 32 + 16]`` bytes.
+    """The digits of rows for these loops, and what sums start from: ``[rows, blocks]`` of so many words.
 
-    ``split_digits`` makes them.  Behind the digits of a block, of which the highest are biased, there are for three digits the bits of the
-    floats that the sum of each digit starts from; and then the integer that the sum of the highest one starts from.
+    ``split_digits`` makes them.  Behind the digits of a block, of which the highest are biased, there are four words for what the sum of
+    each digit starts from (of one or two digits, the highest one's alone).  For three digits there are four more, with the bits of the floats
+    that are subtracted in the end: those of the lower ones once more, since words that are loaded once would take registers all the time.
     """
 
     def __init__(self, memory: Value, rows: Dim, blocks: Dim, digits: int, fewest: int) -> None:
         self.memory, self.rows, self.blocks, self.digits, self.fewest = memory, rows, blocks, digits, fewest
-        self.floats = WORDS * digits
-        self.start = self.floats + (3 if digits == 3 else 0)
+        self.starts = WORDS * digits
+        self.floats = self.starts + 4
+        self.words = _words(digits)
 
     @staticmethod
     def bytes(rows: Dim, blocks: Dim, digits: int) -> Dim:
         """How much memory they take."""
-        return rows * blocks * (digits * BLOCK + _MORE)
-
-    @property
-    def words(self) -> int:
-        """Words of a block."""
-        return (self.digits * BLOCK + _MORE) // 4
+        return rows * blocks * (4 * _words(digits))
 
     def seen(self, dtype: DType, name: str, *shape: Dim) -> Value:
         """The memory of the rows with the shape of one."""
         return typed(self.memory, dtype, self.rows, *shape, name=f"{self.memory.name}.{name}")
+
+
+def _words(digits: int) -> int:
+    """Words of a block: a multiple of 16 bytes."""
+    return WORDS * digits + (8 if digits == 3 else 4)
 
 
 class PairStores:
@@ -101,12 +101,15 @@ class PairStores:
             store(cut, self.bytes, row, blocks, (runs * n, runs), (0, self.lanes))
         products = multi_reduction(high, kind="mul", axes=(1,), name="products")
         both = multi_reduction(products, kind="add", axes=(1,), name="both")
-        start = self.nothing
+        starts = [self.nothing]
         if self.pairs.digits == 3:
-            for n, unit in enumerate(self.units):
-                start = bitcast(mulf(scale, unit), result_type=both.type, name=f"start.{n}")
+            starts = [bitcast(mulf(scale, unit), result_type=both.type, name="start") for unit in self.units]
+            for n, start in enumerate(starts):
                 store(start, self.words, row, blocks, self.pairs.floats + n)
-        store(subi(start, both, name="start"), self.words, row, blocks, self.pairs.start)
+        *lower, highest = starts
+        for n, start in enumerate(lower):
+            store(start, self.words, row, blocks, self.pairs.starts + n)
+        store(subi(highest, both, name="start"), self.words, row, blocks, self.pairs.starts + self.pairs.digits - 1)
 
 
 class PairPanel(Unpacked):
@@ -191,7 +194,7 @@ class PairLoops:
         if is_last:
             parts.append(load(source.starts, b, (area.column, area.columns), name="start"))
         if is_last or pairs.digits == 3:
-            parts.append(self._load(area, block, pairs.start if is_last else pairs.floats + digit, "start"))
+            parts.append(self._load(area, block, pairs.starts + digit, "start"))
         if product.weights.format.offset:
             parts.append(product.taken_away(block, digit, area))
         if not parts:
