@@ -65,8 +65,9 @@ class LowerDigits(Pass):
     so that it stays in the nearest cache.  Hints for packed weights go ``ahead`` bytes further, for the cache behind the nearest, and ``near``
     bytes further, for the nearest; 0 for none.  With ``tiles``, many rows, which are 16 or more, or 10 with three digits and weights of 4 bits,
     are multiplied by ``vector.dot4``, 16 at a time, for processors with registers for such matrices (:mod:`passes.loops._digit_tiles`):
-    ``split_digits`` stores digits as these are read then.  So it does with ``pairs``, rows that many rows are worked on at a time, for processors
-    which add bytes while they multiply others: sums of weights of 4 bits then take fewer products (:mod:`passes.loops._digit_pairs`).
+    ``split_digits`` stores digits as these are read then.  So it does with ``pairs``: by weights of 4 bits, as many rows as it says, and 4 or more,
+    are multiplied in pairs of elements, that many at a time, which takes fewer products, and additions of bytes that some processors make
+    meanwhile (:mod:`passes.loops._digit_pairs`).
 
     Lowered are operations whose sizes but for the number of rows are known, in the graph's own block, once ``lower-to-linalg`` has
     left them between ``memref.to_tensor`` and ``memref.from_tensor``; where nothing has written the buffers meanwhile, they are used
@@ -94,7 +95,7 @@ class LowerDigits(Pass):
     tiles: bool = False
     """whether many rows are multiplied as tiles; takes 32 columns"""
     pairs: tuple[int, ...] = ()
-    """rows of many that ``digit_linear`` works on at a time in pairs, with one, two and three digits; () for no pairs"""
+    """rows that ``digit_linear`` works on at a time in pairs, with one, two and three digits; () for no pairs"""
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(LARGEST) or any(r < 1 for r in (*self.rows, self.floats)):
