@@ -126,12 +126,13 @@ class _Digits:
     """Lowers operations.
 
     ``forms`` are the memory of what ``split_digits`` made for loops of many rows, and from how many on it does, by the buffer of its digits and by
-    their kind.
+    their kind; ``others`` the buffers of its scales and sums, by that of its digits.
     """
 
     def __init__(self, options: LowerDigits, alike: Alike) -> None:
         self.options, self.alike = options, alike
         self.forms: dict[tuple[Value, Kind], tuple[Value, int]] = {}
+        self.others: dict[Value, list[Value]] = {}
 
     def lower(self, op: Operation) -> None:
         """Lowers an operation of those that are."""
@@ -164,6 +165,7 @@ class _Digits:
             else:
                 digits = new_memory(op.results[0])
         self.forms.update(((digits, kind), (m, fewest)) for kind, m in memory.items())
+        self.others[digits] = results
 
         summed = not all(_is_product(u, op) and not format_of(u).offset for u in op.results[2].users)
         filled = [digits, *(results if summed else results[:1]), *memory.values()]
@@ -178,18 +180,25 @@ class _Digits:
 
     def _wanted(self, op: Operation, rows: Dim, count: int) -> tuple[list[Kind], bool, int]:
         """What the readers of digits read in their place, whether some read digits all the same, and from how many rows on."""
-        kinds = [self._kind(count, format_of(u)) if _is_product(u, op) else None for u in op.results[0].users]
+        others = op.results[1:]
+        kinds = [self._kind(count, format_of(u), u.operands[1:3], others) if _is_product(u, op) else None for u in op.results[0].users]
         wanted = sorted({k for k in kinds if k is not None})
         fewest = max((self._fewest(k, count) for k in wanted), default=0)
         if not wanted or (isinstance(rows, int) and rows < fewest):
             return [], True, 0
         return wanted, None in kinds, fewest
 
-    def _kind(self, digits: int, format_: Format) -> Kind | None:
-        """What loops for many rows read in the place of digits, if it is something else."""
+    def _kind(self, digits: int, format_: Format, read: Sequence[Value | None], others: Sequence[Value]) -> Kind | None:
+        """What loops for many rows read in the place of digits, if it is something else.
+
+        Pairs hold scales and sums besides, so those that a product has ``read`` must be the ``others`` that were made with the digits.
+        """
         if self.options.tiles:
             return "wide" if is_wide(digits, format_) else "terms"
-        return "pairs" if self.options.pairs and is_paired(format_) else None
+        if not self.options.pairs or not is_paired(format_):
+            return None
+        scales, sums = (a is b for a, b in zip(read, others, strict=True))
+        return "pairs" if scales and (sums or not format_.offset) else None
 
     def _fewest(self, kind: Kind, digits: int) -> int:
         """From how many rows on: in pairs, as many as are worked on at a time, and 4 at least."""
@@ -197,12 +206,12 @@ class _Digits:
 
     def _product(self, op: Operation) -> None:
         digits, scales, sums, packed = op.operands
-        format_, source, count = format_of(op), digits.defining_op, _tensor(digits).shape[-2]
+        format_, source, count = format_of(op), _buffer_behind(digits), _tensor(digits).shape[-2]
         assert isinstance(count, int)
-        kind = self._kind(count, format_)
-        found = None
-        if kind is not None and source is not None and source.definition is to_tensor:
-            found = self.forms.get((source.operands[0], kind))
+        found = kind = None
+        if source is not None and source in self.others:
+            kind = self._kind(count, format_, [_buffer_behind(scales), _buffer_behind(sums)], self.others[source])
+            found = self.forms.get((source, kind)) if kind is not None else None
 
         def lower(op: Operation, operands: Sequence[Value], results: Sequence[Value]) -> None:
             digits, scales, packed, *others = operands
@@ -229,6 +238,12 @@ def _bytes(kind: Kind, rows: Dim, blocks: Dim, digits: int) -> Dim:
 def _form(kind: Kind, memory: Value, rows: Dim, blocks: Dim, digits: int, fewest: int) -> Terms | Pairs:
     """What is in that memory."""
     return Pairs(memory, rows, blocks, digits, fewest) if kind == "pairs" else Terms(memory, rows, blocks, digits, kind == "wide", fewest)
+
+
+def _buffer_behind(tensor: Value) -> Value | None:
+    """The buffer that a tensor was taken out of, if it was."""
+    source = tensor.defining_op
+    return source.operands[0] if source is not None and source.definition is to_tensor else None
 
 
 def _is_product(op: Operation, split: Operation) -> bool:

@@ -140,6 +140,31 @@ def test_digits_from_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3])
+@pytest.mark.parametrize("format_", ["q4_0", "q4_1"])
+@pytest.mark.parametrize("operands", ["%d, %u, %t", "%d, %s2, %t", "%d, %s, %u2", "%d, %e, %t", "%d, %s, %f", "%d, %e, %f"])
+def test_scales_and_sums_from_elsewhere(operands: str, format_: str, digits: int) -> None:
+    """Pairs hold the scales of the digits, and their sums: a product that reads others is none in pairs, beside one that is."""
+    size = d.FORMATS[format_].bytes
+    types = f"%x: f32[S, 64], %z: f32[S, 64], %u: f32[S, 2, 2], %u2: i32[S, 2, {digits}], %p: u8[2, 2, {size}]"
+    text = f"""graph @main({types}) -> (f32[S, 40], f32[S, 40]) {{
+      %d, %s, %t = split_digits(%x, digits={digits})
+      %c, %e, %f = split_digits(%z, digits={digits})
+      %s2 = add(%s, %s)
+      %y = digit_linear({operands}, %p, rows=40)
+      %own = digit_linear(%d, %s, %t, %p, rows=40)
+      return %y, %own
+    }}"""
+    packed, (x, z) = d.pack_rows(random_weights(format_, 40, 64)), np.random.default_rng(5).standard_normal((2, 11, 64)).astype(np.float32)
+    u = np.random.default_rng(6).uniform(0.5, 2, (11, 2, 2)).astype(np.float32)
+    pairs, plain = (graph_opt.compile(graph_opt.parse(text), pipeline=p) for p in ("cpu-zen", "cpu"))
+    assert is_paired(lowered(text))
+    for count in (3, 11):
+        given = x[:count], z[:count], u[:count], np.full((count, 2, digits), 1234567, np.int32), packed
+        for a, b in zip(pairs(*given), plain(*given), strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("digits", [1, 2, 3])
 def test_few_known_rows_are_not_paired(digits: int) -> None:
     for count in (FEWEST[digits] - 1, FEWEST[digits]):
         assert is_paired(lowered(product_text("q4_0", 40, 64, digits, count))) == (count == FEWEST[digits])
