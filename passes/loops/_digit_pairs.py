@@ -8,7 +8,8 @@ Computers C-17, 1968).  With two elements a, b of a row of activations, and v, w
 of which the last two terms belong to one row alone, so they are summed up once for all products with it.  What takes the place of a product
 are two additions of bytes, which other units do meanwhile.  Here b is 16 elements behind a in a block of 32.  The sums must be bytes: the
 highest digit of an activation is between -120 and 120, and a weight between 0 and 15, so ``a + 120 + w`` is one without a sign and ``b - 8 + v`` one
-with a sign.  Lower digits need all of their bytes, and are multiplied one by one.
+with a sign.  So what a sum has too much is, for each pair, (a + 120) * (b - 8) of the activations, and (w + 120) * (v - 8) + 960 of the weights.
+Lower digits need all of their bytes, and are multiplied one by one.
 
 Three digits save two multiplications of floats besides.  Their scale s is a power of two, so the sum of a digit may be counted in the bits of
 a float: it starts from the bits of 1.5 * 2^23 units, a unit being 256^digit * s * 2^-24, and what the float is more than at its start is the
