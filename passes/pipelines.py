@@ -109,6 +109,8 @@ class Target:
     """whether there are registers for matrices of bytes (AMX)"""
     streams: bool = False
     """whether what is read from one end to the other arrives in time by itself, so that hints for it would be in the way"""
+    pairs: bool = False
+    """whether bytes are added while others are multiplied, so that fewer products for more sums are worth it"""
 
     def passes(self) -> list[str]:
         """The passes below the nests; blocks of products leave a quarter of the registers for what they are made of.
@@ -132,7 +134,7 @@ class Target:
             "keys": keys,
             "tiles": ", tiles=true" if self.tiles else "",
             "packed_hints": ", ahead=0, near=0" if self.streams else "",
-            "pairs": ", pairs=[8, 3, 3]" if self.streams else "",
+            "pairs": ", pairs=[8, 3, 3]" if self.pairs else "",
             "key_hints": ", ahead=32, early=true" if self.streams else "",
             "product_hints": ", far=96, stream=4, shared=2, results=524288" if self.streams else "",
             "row_hints": "{ahead=256}" if self.streams else "",
@@ -143,7 +145,7 @@ class Target:
 
 TARGETS: dict[str, Target] = {
     "cpu-amx": Target(("avx512f", "amx-int8"), 16, 32, tiles=True),
-    "cpu-zen": Target(("avx512f", "sse4a"), 16, 32, streams=True),
+    "cpu-zen": Target(("avx512f", "sse4a"), 16, 32, streams=True, pairs=True),
     "cpu": Target(("avx512f",), 16, 32),
     "cpu-avx2": Target(("avx2",), 8, 16),
     "cpu-neon": Target(("neon",), 4, 32),

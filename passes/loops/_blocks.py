@@ -11,7 +11,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from dialects.arith.cast import index_cast
+from dialects.arith.cast import bitcast, index_cast
 from dialects.arith.constant import constant
 from dialects.memref import reshape
 from dialects.vector import broadcast_
@@ -70,6 +70,16 @@ def filled(value: Value, *shape: int) -> Value:
     """A vector of equal elements."""
     assert isinstance(value.type, ScalarType)
     return broadcast_(value, result_type=VectorType(value.type.dtype, shape), name=f"{value.name}s")  # type: ignore[no-any-return]
+
+
+def like(value: Value, dtype: DType) -> ScalarType | VectorType:
+    """The type of a value with other elements."""
+    return VectorType(dtype, value.type.shape) if isinstance(value.type, VectorType) else ScalarType(dtype)
+
+
+def bits_as(value: Value, dtype: DType, name: str | None = None) -> Value:
+    """The bits of a value as another type of the same width."""
+    return bitcast(value, result_type=like(value, dtype), name=name)  # type: ignore[no-any-return]
 
 
 def column(numbers: Sequence[int]) -> Value:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from dialects.arith.cast import bitcast, trunci
+from dialects.arith.cast import trunci
 from dialects.arith.dot import add4, dot4
 from dialects.arith.floats import addf, mulf, subf
 from dialects.arith.integers import addi, subi
@@ -31,8 +31,8 @@ from dialects.graph.digits import BLOCK, HIGHEST, ROWS, WORDS, Format
 from dialects.vector import multi_reduction
 from ir.core import Value
 from ir.dims import Dim
-from ir.types import DType, VectorType, f32, i8, i32
-from passes.loops._blocks import alloc, column, filled, load, number, store
+from ir.types import DType, f32, i8, i32
+from passes.loops._blocks import alloc, bits_as, column, filled, like, load, number, store
 from passes.loops._weights import Area, Packed, Unpacked, typed
 
 if TYPE_CHECKING:
@@ -97,14 +97,13 @@ class PairStores:
         *low, high = digits
         high = addi(high, column(_BIASES), name="biased")  # made here: nests that use vectors from outside are not alike
         for n, digit in enumerate((*low, high)):
-            assert isinstance(digit.type, VectorType)
-            cut = trunci(digit, result_type=VectorType(i8, digit.type.shape), name=f"digit.{n}")
+            cut = trunci(digit, result_type=like(digit, i8), name=f"digit.{n}")
             store(cut, self.bytes, row, blocks, (runs * n, runs), (0, self.lanes))
         products = multi_reduction(high, kind="mul", axes=(1,), name="products")
         both = multi_reduction(products, kind="add", axes=(1,), name="both")
         starts = [self.nothing]
         if self.pairs.digits == 3:
-            starts = [bitcast(mulf(scale, unit), result_type=both.type, name="start") for unit in self.units]
+            starts = [bits_as(mulf(scale, unit), i32, "start") for unit in self.units]
             for n, start in enumerate(starts):
                 store(start, self.words, row, blocks, self.pairs.floats + n)
         *lower, highest = starts
@@ -207,12 +206,6 @@ class PairLoops:
         parts = []
         for digit, found in enumerate(exact):
             start = self._load(area, block, self.pairs.floats + digit, "start")
-            parts.append(subf(_as_floats(found), _as_floats(start)))
+            parts.append(subf(bits_as(found, f32), bits_as(start, f32)))
         low, middle, high = parts
         return addf(addf(high, middle), low)  # type: ignore[no-any-return]
-
-
-def _as_floats(bits: Value) -> Value:
-    """Bits as f32."""
-    assert isinstance(bits.type, VectorType)
-    return bitcast(bits, result_type=VectorType(f32, bits.type.shape))  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ import numpy as np
 
 from dialects._tiles import MOST
 from dialects.arith.bits import andi, shli, shrsi, xori
-from dialects.arith.cast import bitcast, sitofp, trunci
+from dialects.arith.cast import sitofp, trunci
 from dialects.arith.comparison import cmpi, select
 from dialects.arith.floats import addf, divf, mulf
 from dialects.arith.integers import addi, maxsi, subi
@@ -21,8 +21,8 @@ from dialects.graph.digits import BLOCK, LARGEST, LEAST_SCALE, POWER_STEPS
 from dialects.vector import multi_reduction, reshape
 from ir.core import Value
 from ir.dims import Dim, floordiv, mod, product
-from ir.types import DType, ScalarType, Type, VectorType, f32, i8, i32
-from passes.loops._blocks import Place, buffer_type, choose, index_value, load, loop, number, parallel, reshaped, store
+from ir.types import VectorType, f32, i8, i32
+from passes.loops._blocks import Place, bits_as, buffer_type, choose, index_value, like, load, loop, number, parallel, reshaped, store
 from passes.loops._digit_pairs import Pairs, PairStores
 from passes.loops._digit_tiles import TERM_BITS, Terms
 
@@ -35,19 +35,9 @@ def _bits(value: float) -> int:
     return int(np.array(value, np.float32).view(np.int32))
 
 
-def _like(value: Value, dtype: DType) -> Type:
-    """The type of a value with other elements."""
-    return VectorType(dtype, value.type.shape) if isinstance(value.type, VectorType) else ScalarType(dtype)
-
-
-def _as(value: Value, dtype: DType, name: str | None = None) -> Value:
-    """The bits of a value as another type."""
-    return bitcast(value, result_type=_like(value, dtype), name=name)  # type: ignore[no-any-return]
-
-
 def _stored(value: Value, name: str) -> Value:
     """A float as f32, whatever it is computed in."""
-    return _as(_as(value, i32), f32, name)
+    return bits_as(bits_as(value, i32), f32, name)
 
 
 def split_rows(
@@ -124,7 +114,7 @@ class Split:
     def store_integers(self, moved: Sequence[Value], scale: Value, row: Dim, block: Dim) -> None:
         """Stores the integers of a block, moved by each number of digits, whose scale is given."""
         for n, m in enumerate(moved):
-            self.store_digit(trunci(m, result_type=_like(m, i8), name=f"digit.{n}"), row, block, n)
+            self.store_digit(trunci(m, result_type=like(m, i8), name=f"digit.{n}"), row, block, n)
 
     def store_digit(self, digit: Value, row: Dim, block: Dim, number: int) -> None:
         """Stores a digit of each number of a block."""
@@ -137,7 +127,7 @@ class Split:
     def block(self, row: Dim, block: Dim) -> None:
         """Splits a block."""
         x = self.load(row, block)
-        found = _as(x, i32, "bits")
+        found = bits_as(x, i32, "bits")
         sizes = andi(found, self.magnitude)
         largest = self.reduce(sizes, "max", "largest")
         finite = cmpi(largest, self.infinity, predicate="lt", name="finite")
@@ -151,7 +141,7 @@ class Split:
         if self.sums is not None:
             self._store_sums(self.sums, totals, row, block)
         self.store(scale, self.scales, row, block, 0)
-        total = _stored(sitofp(totals[0], result_type=_like(totals[0], f32)), "total")
+        total = _stored(sitofp(totals[0], result_type=like(totals[0], f32)), "total")
         self.store(_stored(mulf(scale, total), "total"), self.scales, row, block, 1)
 
     def _store_sums(self, sums: Value, totals: Sequence[Value], row: Dim, block: Dim) -> None:
@@ -171,9 +161,9 @@ class Split:
         """
         if self.count < 3:
             scaled = _stored(mulf(x, factor), "scaled")
-            return subi(_as(addf(scaled, self.shift), i32), self.shift_bits)  # type: ignore[no-any-return]
-        scaled = _stored(mulf(_as(sizes, f32), factor), "scaled")
-        size = subi(_as(addf(scaled, self.shift), i32), self.shift_bits)
+            return subi(bits_as(addf(scaled, self.shift), i32), self.shift_bits)  # type: ignore[no-any-return]
+        scaled = _stored(mulf(bits_as(sizes, f32), factor), "scaled")
+        size = subi(bits_as(addf(scaled, self.shift), i32), self.shift_bits)
         sign = shrsi(bits, self.sign)
         return subi(xori(size, sign), sign)  # type: ignore[no-any-return]
 
@@ -181,8 +171,8 @@ class Split:
         """The scale for bits of the largest magnitude, and what numbers are multiplied with."""
         if self.count == 3:
             bits = subi(andi(addi(largest, self.up), self.infinity), self.down)
-            return _as(bits, f32, "scale"), _as(subi(self.inverse, bits), f32, "factor")
-        m = _as(largest, f32)
+            return bits_as(bits, f32, "scale"), bits_as(subi(self.inverse, bits), f32, "factor")
+        m = bits_as(largest, f32)
         return _stored(divf(m, self.limit), "scale"), _stored(divf(self.limit, m), "factor")
 
 
@@ -256,12 +246,12 @@ class SplitTogether(Split):
         runs = (0, BLOCK // LANES), (0, LANES)
         if not isinstance(found, Value):
             for n, m in enumerate(found):
-                store(trunci(m, result_type=_like(m, i8), name=f"digit.{n}"), into, *front, n, row, *runs)
+                store(trunci(m, result_type=like(m, i8), name=f"digit.{n}"), into, *front, n, row, *runs)
             return
         high = shrsi(addi(found, self.half), self.bits, name="high")
         for term, some in enumerate((subi(found, shli(high, self.bits), name="rest"), high)):
             for part, value in enumerate((andi(some, self.low), shrsi(some, self.four))):
-                store(trunci(value, result_type=_like(value, i8)), into, *front, term, row, part, *runs)
+                store(trunci(value, result_type=like(value, i8)), into, *front, term, row, part, *runs)
 
     def store_digit(self, digit: Value, row: Dim, block: Dim, number: int) -> None:
         store(digit, self.digits, row, (block, self.group), number, (0, BLOCK // LANES), (0, LANES))
